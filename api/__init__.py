@@ -1,0 +1,1 @@
+"""The HTTP application, its wire types and the command line."""

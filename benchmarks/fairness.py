@@ -1,0 +1,123 @@
+"""Fairness: what a long prompt does to a running stream and to a short request behind it.
+
+    python -m benchmarks.fairness --url http://127.0.0.1:8080 --model default_model
+
+A stream runs; a long prompt (about 1,600 tokens) arrives; a moment later a short request. Reported:
+the longest pause of the running stream while the long prompt is prefilled, and the first token of
+the short and of the long request. If the running stream ends too early the result is not `valid`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from .http_stream import Exchange, Target, add_target_arguments, connect
+from .prompts import PATHS, request_body, words
+from .sse import StreamRecord, decode
+
+COUNTING = ", ".join(str(number) for number in range(1, 40)) + ","
+"""Greedy decoding of a real model goes on counting, so the running stream does not end early."""
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessPlan:
+    """Sizes of the three requests and when they are sent."""
+
+    long_words: int = 1600
+    short_words: int = 12
+    running_tokens: int = 1200
+    settled_arrivals: int = 12
+    """Arrivals of the running stream before the long prompt is sent."""
+    lead_s: float = 0.2
+    """Seconds between the long prompt and the short request."""
+    salt: str = "0"
+    timeout_s: float = 180.0
+
+
+@dataclass(slots=True)
+class FairnessResult:
+    """Seconds; None where the request never got a token."""
+
+    running_longest_gap_s: float
+    running_usual_gap_s: float | None
+    short_first_token_s: float | None
+    long_first_token_s: float | None
+    long_prompt_tokens: int | None
+    valid: bool
+    errors: list[str]
+
+
+async def run_fairness(target: Target, plan: FairnessPlan) -> FairnessResult:
+    """Run the three requests. Raises OSError or TimeoutError if the running stream does not start."""
+    running, long, short = [await connect(target) for _ in range(3)]
+    running.send(_request(target, f"({plan.salt}) {COUNTING}", plan.running_tokens))
+    await running.arrived(plan.settled_arrivals, plan.timeout_s)
+    long.send(_request(target, words(plan.long_words, f"{plan.salt}-long"), 4))
+    await asyncio.sleep(plan.lead_s)
+    short.send(_request(target, words(plan.short_words, f"{plan.salt}-short"), 8))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(long.finished(plan.timeout_s))
+        group.create_task(short.finished(plan.timeout_s))
+    if not running.ended:
+        # One more arrival closes a gap that may still be open.
+        await running.arrived(len(running.arrivals) + 1, plan.timeout_s)
+    return _summarise(running, long, short)
+
+
+def _request(target: Target, prompt: str, max_tokens: int) -> bytes:
+    body = request_body("completions", prompt, max_tokens, {"temperature": 0.0})
+    return target.request(PATHS["completions"], body)
+
+
+def _summarise(running: Exchange, long: Exchange, short: Exchange) -> FairnessResult:
+    still_running = not running.ended
+    running.close()
+    stream, big, small = decode(running), decode(long), decode(short)
+    if still_running:
+        stream.error = None
+    begin_s = big.sent_s
+    end_s = max(_first_text_s(big), _first_text_s(small))
+    before = sorted(_gaps_before(stream, begin_s))
+    return FairnessResult(
+        running_longest_gap_s=round(stream.longest_gap_s(begin_s, end_s), 4),
+        running_usual_gap_s=round(before[len(before) // 2], 4) if before else None,
+        short_first_token_s=small.first_token_s,
+        long_first_token_s=big.first_token_s,
+        long_prompt_tokens=big.prompt_tokens,
+        valid=still_running or stream.end_s >= end_s,
+        errors=[record.error for record in (stream, big, small) if record.error],
+    )
+
+
+def _first_text_s(record: StreamRecord) -> float:
+    return record.text_times_s[0] if record.text_times_s else record.end_s
+
+
+def _gaps_before(record: StreamRecord, end_s: float) -> list[float]:
+    times = [time_s for time_s in record.text_times_s if time_s <= end_s]
+    return [after - before for before, after in pairwise(times)]
+
+
+def main() -> int:
+    """Command line; exit status 1 if the figures are not valid."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description="Measure fairness.")
+    add_target_arguments(parser)
+    parser.add_argument("--salt", default=str(time.time_ns()), help="opens every prompt")
+    parser.add_argument(
+        "--long-words", type=int, default=FairnessPlan().long_words, help="of the long prompt"
+    )
+    options = parser.parse_args()
+    plan = FairnessPlan(long_words=options.long_words, salt=options.salt)
+    result = asyncio.run(run_fairness(Target.from_options(options), plan))
+    print(json.dumps(asdict(result), indent=1))
+    return 0 if result.valid and not result.errors else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The one frozen configuration of an engine, built once by the caller."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one runtime.
+
+    Attributes:
+        model: folder, Hugging Face id, `.gguf` file or "demo"; None is the default model.
+        revision: pin of the hub revision.
+        quantize: "q4" or "q8" quantises on load; None leaves the weights alone.
+        served_name: name clients use; empty is the model's own.
+        max_rows: most rows decoding at once (and being prefilled).
+        max_queue: most requests waiting; more are refused with Overloaded.
+        max_context_tokens: cap on the model's own context length; None is no cap.
+        max_tokens_default: output cap of requests that name none; None is the rest of the context.
+        prefill_chunk_tokens: most prompt tokens of one forward when nobody decodes.
+        stall_target_s: longest a chunk may hold running rows up.
+        fair_share: decode is owed this share of a chunk's time before the next one.
+        overlap: "auto" measures at start, "launch" and "build" force a way, "off" is one step at a time.
+        page_tokens: tokens of one page of the prefix cache.
+        prefix_cache_bytes: RAM the prefix cache may hold; 0 turns it off.
+        memory_limit_bytes: hard stop of admissions; None is a share of the machine's memory.
+        step_timeout_s: a step older than this turns readiness red.
+        drain_timeout_s: how long a stop waits for running requests.
+        queue_timeout_s: longest a request waits for admission; None is for ever.
+        text_threads: tokenizer threads.
+        event_buffer: most undelivered events of one request before they are merged.
+        inbox: bound of each actor's inbox, in messages.
+        length_classes: upper bounds, in tokens, of the KV length classes.
+        allow_download: whether a hub id may be fetched.
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    quantize: Literal["q4", "q8"] | None = None
+    served_name: str = ""
+    max_rows: int = 64
+    max_queue: int = 256
+    max_context_tokens: int | None = None
+    max_tokens_default: int | None = None
+    prefill_chunk_tokens: int = 2048
+    stall_target_s: float = 0.5
+    fair_share: float = 0.5
+    overlap: Literal["auto", "launch", "build", "off"] = "auto"
+    page_tokens: int = 256
+    prefix_cache_bytes: int = 1 << 30
+    memory_limit_bytes: int | None = None
+    step_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+    queue_timeout_s: float | None = None
+    text_threads: int = 2
+    event_buffer: int = 64
+    inbox: int = 1024
+    length_classes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, 1048576)
+    allow_download: bool = False

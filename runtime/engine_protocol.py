@@ -1,0 +1,71 @@
+"""The line between policy and mechanism: what an executor needs of an engine.
+
+The MLX engine and the fake one of the tests pass the same conformance suite. Every method runs on the engine's own
+thread, in the order it was called; only ints, floats, bytes and the plain messages cross the line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .messages.decode import ChunksResult, RowsFailed, StepResult
+    from .messages.executor import StepPlan
+    from .messages.memory_enforcer import MemorySample
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What policy must know of a loaded engine.
+
+    Attributes:
+        vocab_size: ids below it are legal.
+        context_length: most tokens of one row.
+        page_bytes: bytes of one page; 0 when the model's KV cannot be cut into pages.
+        overlap: "launch", "build" or "off", as chosen.
+        overlap_reason: why, in words for the log.
+        layout: "batched" or "row-by-row", with the reason after a colon.
+        prefill_token_s: seconds a prompt token, measured at start at depth 0.
+    """
+
+    vocab_size: int
+    context_length: int
+    page_bytes: int = 0
+    overlap: str = "launch"
+    overlap_reason: str = ""
+    layout: str = "batched"
+    prefill_token_s: float = 0.0
+
+
+StepMessage: TypeAlias = "StepResult | ChunksResult | RowsFailed"
+
+
+class Engine(Protocol):
+    """One model on one thread."""
+
+    def run(self, plan: StepPlan, emit: Callable[[StepMessage], None]) -> None:
+        """Launch `plan`, commit the plan before it, and emit what became known, in order.
+
+        With overlap off, `plan` itself is committed too. A plan with no rows, joins, leaves and chunks only commits
+        what is outstanding. Row faults are emitted as RowsFailed; anything raised here kills the executor.
+        """
+        ...
+
+    def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """Name pages put aside for `row`; frees the others. Returns the ids that could not be had."""
+        ...
+
+    def drop(self, pages: tuple[int, ...]) -> None:
+        """Free pages; unknown ids are ignored."""
+        ...
+
+    def sample_memory(self, *, clear_pool: bool) -> MemorySample:
+        """Read the counters, after emptying the buffer pool when asked."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; nothing is called afterwards."""
+        ...

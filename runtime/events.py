@@ -1,0 +1,99 @@
+"""What a request's owner hears while it runs: plain data, in order, ending with exactly one Finished or Failed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "timeout"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probability of one token.
+
+    Attributes:
+        token: id in the model's vocabulary.
+        logprob: natural logarithm of its probability before temperature and filters.
+    """
+
+    token: int
+    logprob: float
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one output position: the chosen token and the best ones, most likely first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class PrefillProgress(msgspec.Struct, frozen=True, tag="prefill"):
+    """The prompt is `done` of `total` tokens into the KV cache."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text"):
+    """New output.
+
+    Attributes:
+        text: never half a character; may be empty while text is held back.
+        tokens: ids sampled since the last delta; the text of the last ones may still be held back.
+        logprobs: one entry a token, when the request asked.
+        index: which of the request's `n` choices.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    index: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts and times of one choice, in tokens and seconds."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A choice ended as it should.
+
+    Attributes:
+        reason: why.
+        usage: its counts.
+        stop: the stop string or the stop token id that matched, when reason is "stop".
+        index: which choice.
+    """
+
+    reason: FinishReason
+    usage: Usage
+    stop: str | int | None = None
+    index: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A choice ended with an error; `error` is what a waiting call raises.
+
+    Attributes:
+        code: the error's stable code, see `errors`.
+        message: what happened and what to do.
+        param: parameter at fault, if any.
+        retry_after_s: set when trying again later may help.
+        index: which choice.
+    """
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+    index: int = 0
+
+
+Event = PrefillProgress | TextDelta | Finished | Failed

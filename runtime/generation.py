@@ -1,0 +1,104 @@
+"""The public request and its result: what a caller hands to the runtime and gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .events import FinishReason, PositionLogprobs, Usage
+from .sampling_params import SamplingParams
+
+MAX_CHOICES = 8
+MAX_STOPS = 16
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. Exactly one of `messages`, `prompt` and `tokens` is given.
+
+    Attributes:
+        messages: chat messages, rendered with the model's own template.
+        prompt: raw text, tokenised as it stands.
+        tokens: token ids, used as they stand.
+        sampling: how tokens are picked.
+        max_tokens: most output tokens a choice; None is the rest of the context.
+        stop: strings that end the output and are not part of it.
+        stop_token_ids: ids that end the output, besides the model's own end tokens.
+        ignore_eos: go on past the model's end tokens.
+        min_tokens: end tokens and stop ids are suppressed until so many output tokens exist.
+        n: choices drawn from one prefill; choice i uses seed + i.
+        template_args: extra variables for the chat template.
+        tools: tool definitions for the chat template.
+        continue_final_message: the last message is the assistant's and is continued rather than answered.
+        timeout_s: the whole request, queue included, ends with reason "timeout" after so long.
+        priority: lower is served first; equal ones first come, first served.
+        cache: False keeps this request out of the prefix cache.
+        request_id: for logs, `cancel` and the API; made up when empty.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | None = None
+    tokens: tuple[int, ...] | None = None
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    n: int = 1
+    template_args: Mapping[str, Any] = {}
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    continue_final_message: bool = False
+    timeout_s: float | None = None
+    priority: int = 0
+    cache: bool = True
+    request_id: str = ""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One finished choice: its text, ids, log-probabilities (if asked) and why it ended."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    stop: str | int | None = None
+    usage: Usage = Usage()
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer, choices in index order."""
+
+    request_id: str
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the served model is.
+
+    Attributes:
+        name: the name clients use.
+        context_length: most tokens of prompt and output together.
+        vocab_size: number of token ids the model scores; ids lie below it.
+        layout: "batched" rows, or "row-by-row" for models whose caches cannot share a batch.
+        quantized: the preset or bits in words, None when not.
+        weight_bytes: bytes of weights.
+        created: Unix seconds when it was loaded.
+    """
+
+    name: str
+    context_length: int
+    vocab_size: int
+    layout: str = "batched"
+    quantized: str | None = None
+    weight_bytes: int = 0
+    created: int = 0
+    has_chat_template: bool = True

@@ -1,0 +1,1 @@
+"""Messages between actors: frozen, tagged, grouped by receiver. Nothing here runs."""

@@ -1,0 +1,84 @@
+"""What decode hears."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..events import PositionLogprobs
+from ..request import Request
+from .executor import Chunk
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """Chunks for the next step plan, to run once running rows had `after_decode_s` seconds of steps to themselves."""
+
+    chunks: tuple[Chunk, ...]
+    after_decode_s: float
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """Rows whose prefill ended early: forget their offered chunks and discard their staged KV."""
+
+    rows: tuple[int, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Rows of one prompt whose KV is staged under their leader: they join the next step."""
+
+    rows: tuple[Request, ...]
+
+
+class StepResult(msgspec.Struct, frozen=True, tag=True):
+    """Step `step` is committed.
+
+    Attributes:
+        step: number of the plan.
+        tokens: one sampled id a row, in the order of the plan's rows.
+        logprobs: per row that asked.
+        seconds: from the later of this step's launch and the previous commit until its tokens were read.
+    """
+
+    step: int
+    tokens: tuple[int, ...]
+    logprobs: dict[int, PositionLogprobs]
+    seconds: float
+
+
+class ChunksResult(msgspec.Struct, frozen=True, tag=True):
+    """The chunks of step `step` have been computed; seconds and error text per chunk, in plan order."""
+
+    step: int
+    outcomes: tuple[ChunkOutcome, ...]
+
+
+class ChunkOutcome(msgspec.Struct, frozen=True):
+    """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran."""
+
+    row: int
+    seconds: float
+    error: str | None = None
+    restore_missed: bool = False
+
+
+class RowsFailed(msgspec.Struct, frozen=True, tag=True):
+    """These rows' forward raised; they are out of the batch, others are untouched."""
+
+    step: int
+    rows: tuple[int, ...]
+    error: str
+
+
+class CancelRunning(msgspec.Struct, frozen=True, tag=True):
+    """End these rows at the next commit with "cancelled" or "timeout"."""
+
+    rows: tuple[int, ...]
+    timeout: bool = False
+
+
+class ExecutorDied(msgspec.Struct, frozen=True, tag=True):
+    """No step will ever come back: end every row with this error."""
+
+    error: str
+
+
+DecodeMessage = Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | ExecutorDied

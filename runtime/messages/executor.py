@@ -1,0 +1,100 @@
+"""What the executor hears: plans and page orders, run in order on the MLX thread."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..sampling_params import SamplingParams
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of one row's prompt to run through the model into the row's staged KV.
+
+    Attributes:
+        row: whose (the leader's, when several rows share the prompt).
+        tokens: ids at positions start .. start + len(tokens) - 1.
+        start: tokens staged before this chunk; when it equals restore_tokens, the pages come first.
+        restore_pages: page ids that make up the first restore_tokens tokens; only on a row's first chunk.
+        restore_tokens: may end inside the last page.
+        stash_pages: whole pages (by index from the prompt's start) to copy aside when this chunk is done.
+    """
+
+    row: int
+    tokens: tuple[int, ...]
+    start: int
+    restore_pages: tuple[int, ...] = ()
+    restore_tokens: int = 0
+    stash_pages: tuple[int, ...] = ()
+
+
+class JoinRow(msgspec.Struct, frozen=True):
+    """A row that decodes from this step on.
+
+    Attributes:
+        row: its number.
+        source: row whose staged KV it copies (staged_tokens tokens).
+        staged_tokens: how many tokens that KV holds; 0 means none was staged (a one-token prompt).
+        token: last prompt token, the input of its first step.
+        history: prompt ids, for penalties; empty when the row has none.
+        sampling: how its tokens are picked.
+        position: index of the output token it samples first.
+        suppress: ids that may not come before output position suppress_until (end tokens under min_tokens).
+    """
+
+    row: int
+    source: int
+    staged_tokens: int
+    token: int
+    sampling: SamplingParams
+    history: tuple[int, ...] = ()
+    position: int = 0
+    suppress: tuple[int, ...] = ()
+    suppress_until: int = 0
+
+
+class LeaveRow(msgspec.Struct, frozen=True):
+    """A row that takes part no more; `stash_pages` of its KV are copied aside first."""
+
+    row: int
+    stash_pages: tuple[int, ...] = ()
+
+
+class StepPlan(msgspec.Struct, frozen=True, tag=True):
+    """Everything one step does. Rows that are in neither joins nor leaves carry on from the step before.
+
+    Attributes:
+        step: number, one more than the plan before.
+        rows: rows that decode one token, in an order that stays; () is a plan without decoding.
+        joins, leaves: changes to the batch, applied before the forward; leaves first.
+        chunks: prefill work, run after the decode forward.
+        discards: staged KV to free (after the joins).
+    """
+
+    step: int
+    rows: tuple[int, ...] = ()
+    joins: tuple[JoinRow, ...] = ()
+    leaves: tuple[LeaveRow, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    discards: tuple[int, ...] = ()
+
+
+class AdoptPages(msgspec.Struct, frozen=True, tag=True):
+    """Name pages that a chunk or leave put aside for `row`: (page index, page id) pairs; the rest of them is freed."""
+
+    row: int
+    pages: tuple[tuple[int, int], ...]
+
+
+class DropPages(msgspec.Struct, frozen=True, tag=True):
+    """Free pages by id."""
+
+    pages: tuple[int, ...]
+
+
+class SampleMemory(msgspec.Struct, frozen=True, tag=True):
+    """Read MLX's memory counters on its thread and tell the memory-enforcer."""
+
+    clear_pool: bool = False
+
+
+ExecutorMessage = StepPlan | AdoptPages | DropPages | SampleMemory

@@ -1,0 +1,64 @@
+"""What prefill hears."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..request import Request
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True):
+    """Rows that share one prompt, to be computed up to its last token but one."""
+
+    rows: tuple[Request, ...]
+
+
+class Matched(msgspec.Struct, frozen=True, tag=True):
+    """The cache-store's answer to Match: pages leased to `row`, covering `tokens` tokens from the start."""
+
+    row: int
+    pages: tuple[int, ...]
+    tokens: int
+
+
+class ChunksDone(msgspec.Struct, frozen=True, tag=True):
+    """Chunks that were offered have run (or were dropped: `done_tokens` 0 and an `error` text).
+
+    Attributes:
+        chunks: per chunk, the row, tokens computed, depth it started at, and seconds it took.
+        decoding_rows: rows decoding now, for the choice of the next chunk.
+    """
+
+    chunks: tuple[ChunkDone, ...]
+    decoding_rows: int
+
+
+class ChunkDone(msgspec.Struct, frozen=True):
+    """One chunk's outcome; `error` is None when it was computed."""
+
+    row: int
+    tokens: int
+    start: int
+    seconds: float
+    error: str | None = None
+    restore_missed: bool = False
+
+
+class CancelRows(msgspec.Struct, frozen=True, tag=True):
+    """End these rows with "cancelled" (or "timeout"); pass on to decode those not here."""
+
+    rows: tuple[int, ...]
+    timeout: bool = False
+
+
+class DecodeLoad(msgspec.Struct, frozen=True, tag=True):
+    """How many rows decode; sent when it becomes or stops being zero."""
+
+    decoding_rows: int
+
+
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """Time has passed: look at deadlines."""
+
+
+PrefillMessage = Admitted | Matched | ChunksDone | CancelRows | DecodeLoad | Tick

@@ -1,0 +1,193 @@
+"""A request inside the runtime and its life cycle.
+
+`Queued -> Admitted -> Restoring? -> Prefilling -> Running -> Finished`. One transition table, one checked `move`;
+Finished is terminal. A request is owned by one actor at a time: the one its state names (admission, prefill,
+prefill, prefill, decode); only the owner changes it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .events import Failed, Finished, FinishReason, PositionLogprobs, Usage
+from .errors import InvalidRequest, Overloaded, TroupeError
+
+if TYPE_CHECKING:
+    from .event_stream import EventStream
+    from .sampling_params import SamplingParams
+    from .text import TextStream
+
+PLACEHOLDER = -1
+"""Stands for a token that is launched but not read yet; never a legal id."""
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    RESTORING = "restoring"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.ADMITTED, State.FINISHED}),
+    State.ADMITTED: frozenset({State.RESTORING, State.PREFILLING, State.FINISHED}),
+    State.RESTORING: frozenset({State.PREFILLING, State.FINISHED}),
+    State.PREFILLING: frozenset({State.RUNNING, State.FINISHED}),
+    State.RUNNING: frozenset({State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+
+
+class IllegalTransition(RuntimeError):
+    """A request was moved along an edge that does not exist: a bug, never a client's doing."""
+
+
+class Request:
+    """One choice of one client request: one row.
+
+    Attributes:
+        row: number of the row, unique in the runtime's life.
+        request_id: the client's or made-up id, shared by the choices of one request.
+        index: which choice.
+        prompt: prompt token ids, at least one.
+        output: sampled ids; PLACEHOLDER while in flight is never stored here, only counted by decode.
+        sampling, max_tokens, min_tokens, stop_tokens: how the row runs; max_tokens is exact and known beforehand.
+        text: this row's detokenizer and stop matcher.
+        events: where its events go.
+        computed: tokens of prompt and output whose KV exists or is in flight.
+        cached: of these, how many came from the prefix cache.
+        leader: row whose prefill this one shares (its own number when it does its own).
+        deadline_s: clock time at which it ends with "timeout"; None is never.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrived_s",
+        "cache",
+        "cached",
+        "computed",
+        "deadline_s",
+        "events",
+        "finish_reason",
+        "first_token_s",
+        "finished_s",
+        "index",
+        "last_token_s",
+        "leader",
+        "max_tokens",
+        "min_tokens",
+        "output",
+        "priority",
+        "prompt",
+        "request_id",
+        "row",
+        "running_s",
+        "sampling",
+        "state",
+        "stop_tokens",
+        "text",
+    )
+
+    def __init__(
+        self,
+        *,
+        row: int,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        max_tokens: int,
+        text: TextStream,
+        events: EventStream,
+        arrived_s: float,
+        index: int = 0,
+        leader: int | None = None,
+        min_tokens: int = 0,
+        stop_tokens: frozenset[int] = frozenset(),
+        deadline_s: float | None = None,
+        priority: int = 0,
+        cache: bool = True,
+    ) -> None:
+        self.row = row
+        self.request_id = request_id
+        self.index = index
+        self.prompt = prompt
+        self.output: list[int] = []
+        self.sampling = sampling
+        self.max_tokens = max_tokens
+        self.min_tokens = min_tokens
+        self.stop_tokens = stop_tokens
+        self.text = text
+        self.events = events
+        self.computed = 0
+        self.cached = 0
+        self.leader = row if leader is None else leader
+        self.deadline_s = deadline_s
+        self.priority = priority
+        self.cache = cache
+        self.state = State.QUEUED
+        self.finish_reason: FinishReason | str | None = None
+        self.arrived_s = arrived_s
+        self.admitted_s: float | None = None
+        self.running_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.finished_s: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True once a final event was sent."""
+        return self.state is State.FINISHED
+
+    @property
+    def prefill_target(self) -> int:
+        """Prompt tokens that prefill computes: all but the last, which joins as a decode row."""
+        return len(self.prompt) - 1
+
+    def move(self, to: State) -> None:
+        """Change state along the table, or raise IllegalTransition."""
+        if to not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"row {self.row}: {self.state.value} -> {to.value}")
+        self.state = to
+
+    def usage(self, now_s: float) -> Usage:
+        """Counts and times so far; `now_s` closes the phase that is still open."""
+        admitted = self.admitted_s if self.admitted_s is not None else now_s
+        running = self.running_s if self.running_s is not None else now_s
+        return Usage(
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            completion_tokens=len(self.output),
+            queue_s=admitted - self.arrived_s,
+            prefill_s=max(0.0, running - admitted),
+            decode_s=max(0.0, now_s - running),
+        )
+
+    def finish(self, reason: FinishReason, now_s: float, *, stop: str | int | None = None) -> bool:
+        """End with a final event. False, and nothing happens, when it had ended before."""
+        if self.finished:
+            return False
+        self._end(reason, now_s)
+        self.events.push(Finished(reason, self.usage(now_s), stop, self.index))
+        return True
+
+    def fail(self, error: TroupeError, now_s: float) -> bool:
+        """End with an error event. False, and nothing happens, when it had ended before."""
+        if self.finished:
+            return False
+        self._end(("rejected:" if isinstance(error, InvalidRequest | Overloaded) else "error:") + error.code, now_s)
+        retry = error.retry_after_s if isinstance(error, Overloaded) else None
+        self.events.push(Failed(error.code, error.message, error.param, retry, self.index))
+        return True
+
+    def _end(self, reason: FinishReason | str, now_s: float) -> None:
+        self.move(State.FINISHED)
+        self.finish_reason = reason
+        self.finished_s = now_s
+
+
+__all__ = ["PLACEHOLDER", "TRANSITIONS", "IllegalTransition", "PositionLogprobs", "Request", "State"]

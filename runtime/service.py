@@ -1,0 +1,128 @@
+"""The facade's face: what the API, the CLI and embedders may ask of a runtime.
+
+`Runtime` (in this process) is one implementation; tests bring a fake one, a remote one may follow. All methods run on
+the caller's event loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from .events import Event
+    from .generation import Completion, Generation, ModelInfo
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Whether new requests are served; `reason` says why not: "loading", "draining", "stalled" or "failed"."""
+
+    ready: bool
+    reason: str = ""
+    detail: str = ""
+
+
+class ActorStatistics(msgspec.Struct, frozen=True):
+    """One actor: messages waiting, messages handled, seconds spent handling."""
+
+    depth: int
+    handled: int
+    busy_s: float
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a runtime."""
+
+    running: int
+    prefilling: int
+    waiting: int
+    steps: int
+    prompt_tokens: int
+    completion_tokens: int
+    finished: dict[str, int]
+    cache_queries_tokens: int = 0
+    cache_hits_tokens: int = 0
+    cache_pages: int = 0
+    cache_bytes: int = 0
+    memory_active_bytes: int = 0
+    memory_pool_bytes: int = 0
+    memory_peak_bytes: int = 0
+    last_step_age_s: float | None = None
+    actors: dict[str, ActorStatistics] = {}
+
+
+class EventSource(Protocol):
+    """Events of one accepted request.
+
+    Attributes:
+        request_id: its id, the caller's or a made-up one.
+        prompt_tokens: how many tokens the prompt has.
+    """
+
+    request_id: str
+    prompt_tokens: int
+
+    async def take(self) -> list[Event]:
+        """All events since the last call, at least one; [] after the last choice has ended."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Each event in turn, until the last choice has ended."""
+        ...
+
+
+class Service(Protocol):
+    """A served model."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """What is served. Only once ready; NotReady before."""
+        ...
+
+    def stream(self, generation: Generation) -> AbstractAsyncContextManager[EventSource]:
+        """Submit a request and listen to it. Leaving the block early cancels it.
+
+        Entering raises InvalidRequest (with the parameter), ContextLengthExceeded, Overloaded or NotReady before
+        any work is done. Failures after that arrive as a Failed event.
+        """
+        ...
+
+    async def complete(self, generation: Generation) -> Completion:
+        """Submit a request and wait for all its choices. Raises what `stream` raises, and failures as TroupeError."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with reason "cancelled"; unknown ids are ignored."""
+        ...
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        """Text of token ids. Raises InvalidRequest for ids outside the vocabulary."""
+        ...
+
+    def token_text(self, token: int) -> tuple[str, bytes]:
+        """One token's text and exact bytes, for log-probabilities."""
+        ...
+
+    def readiness(self) -> Readiness:
+        """Whether new requests are served now."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """A snapshot; cheap."""
+        ...
+
+    def metrics(self) -> bytes:
+        """Prometheus exposition text of the runtime's own metrics."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, wait for running ones up to `timeout_s`, end the rest with an error event."""
+        ...

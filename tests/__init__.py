@@ -1,0 +1,1 @@
+"""Tests; the default run needs no network and no downloaded model."""

@@ -14,18 +14,20 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import blas
 from .fairness import FairnessPlan, run_fairness
 from .load import add_plan_arguments, plan_from, run_load
 from .servers import RECIPES, Recipe, Server, Site, custom_recipe
 from .stats import median
+
+if TYPE_CHECKING:
+    from .prompts import Sampling
 
 SCENARIOS = ("greedy", "mixed", "unseeded", "fairness")
 
@@ -88,23 +90,24 @@ async def compare(servers: list[Server], options: argparse.Namespace) -> list[Sa
 
 
 async def _measure(server: Server, scenario: str, number: int, options: argparse.Namespace) -> Sample:
-    """One load; `number` -1 is the warm-up."""
-    salt = f"{time.time_ns():x}"
+    """One load; `number` -1 is the warm-up. The prompts are the same for every server in a round."""
+    salt = f"{scenario}{number}"
     cpu_s = server.cpu_s()
     if scenario == "fairness":
         plan = FairnessPlan(long_words=options.long_words, salt=salt)
         result = asdict(await run_fairness(server.target, plan))
     else:
-        result = asdict(await run_load(server.target, plan_from(options, scenario, salt)))
+        result = asdict(await run_load(server.target, plan_from(options, cast("Sampling", scenario), salt)))
     return Sample(scenario, number, server.recipe.name, round(server.cpu_s() - cpu_s, 2), result)
 
 
 def _line(sample: Sample) -> str:
-    figures = "  ".join(
-        f"{metric.name} {_shown(sample.value(metric))}" for metric in _metrics(sample.scenario)
-    )
-    problems = sample.result["errors"] or ("" if sample.result.get("valid", True) else "NOT VALID")
-    return f"{sample.scenario} round {sample.round} {sample.server}: {figures} {problems or ''}"
+    figures = [f"{metric.name} {_shown(sample.value(metric))}" for metric in _metrics(sample.scenario)]
+    if errors := sample.result["errors"]:
+        figures.append(f"errors {errors}")
+    if not sample.result.get("valid", True):
+        figures.append("NOT VALID: the running stream ended early")
+    return f"{sample.scenario} round {sample.round} {sample.server}: {', '.join(figures)}"
 
 
 def _metrics(scenario: str) -> tuple[Metric, ...]:
@@ -151,7 +154,7 @@ def _recipes(options: argparse.Namespace) -> list[Recipe]:
     unknown = [name for name in options.servers.split(",") if name and name not in RECIPES]
     if unknown:
         raise ValueError(
-            f"unknown server {unknown[0]}; known: {', '.join(RECIPES)}, or use --server NAME=COMMAND"
+            f"unknown server {unknown[0]}; known: {', '.join(RECIPES)}; or --server NAME=COMMAND"
         )
     named = [RECIPES[name] for name in options.servers.split(",") if name]
     return named + [custom_recipe(text) for text in options.server]
@@ -166,9 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scenarios", default="greedy,mixed", help=f"of {', '.join(SCENARIOS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blas", default=blas.OPENBLAS, help="library to preload; empty for MLX's own")
-    parser.add_argument(
-        "--long-words", type=int, default=FairnessPlan().long_words, help="fairness: long prompt"
-    )
+    parser.add_argument("--long-words", type=int, default=FairnessPlan().long_words, help="for fairness")
     parser.add_argument("--start-timeout", type=float, default=180.0, help="seconds")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
     parser.add_argument("--json", type=Path, help="write every sample to this file")

@@ -2,7 +2,7 @@
 
 Each stream has its own prompt, and `salt` (one per round) opens it, so a prefix cache that
 remembers an earlier round gains nothing. The words are common English ones: about one token each
-for a real tokenizer, about three for the tiny model's.
+for a real tokenizer, about five for the tiny model's.
 """
 
 from __future__ import annotations

@@ -10,7 +10,12 @@ from .executor import Chunk
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
-    """Chunks for the next step plan, to run once running rows had `after_decode_s` seconds of steps to themselves."""
+    """Chunks for the next step plan, to run once running rows had `after_decode_s` seconds of steps to themselves.
+
+    Prefill answers every ChunksDone with one Offer, after its Readys; it may be empty, and then only says that nothing
+    more is to come before the next plan. An Offer with chunks replaces one that is not planned yet: decode reports the
+    replaced chunks as dropped.
+    """
 
     chunks: tuple[Chunk, ...]
     after_decode_s: float
@@ -29,11 +34,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
-    """Step `step` is committed.
+    """Step `step` is committed. One comes for every plan with rows, even if all of them failed.
 
     Attributes:
         step: number of the plan.
-        tokens: one sampled id a row, in the order of the plan's rows.
+        tokens: one sampled id a row, in the order of the plan's rows; PLACEHOLDER for rows that failed.
         logprobs: per row that asked.
         seconds: from the later of this step's launch and the previous commit until its tokens were read.
     """
@@ -61,7 +66,10 @@ class ChunkOutcome(msgspec.Struct, frozen=True):
 
 
 class RowsFailed(msgspec.Struct, frozen=True, tag=True):
-    """These rows' forward raised; they are out of the batch, others are untouched."""
+    """These rows' forward raised; they are out of the batch, others are untouched.
+
+    Plans sent before this was known may still name them: their tokens are PLACEHOLDER, their leaving means nothing.
+    """
 
     step: int
     rows: tuple[int, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..constraint import Constraint
 from ..sampling_params import SamplingParams
 
 
@@ -39,6 +40,7 @@ class JoinRow(msgspec.Struct, frozen=True):
         sampling: how its tokens are picked.
         position: index of the output token it samples first.
         suppress: ids that may not come before output position suppress_until (end tokens under min_tokens).
+        constraint: masks the row's tokens; handed over, and used on the MLX thread alone from then on.
     """
 
     row: int
@@ -50,6 +52,7 @@ class JoinRow(msgspec.Struct, frozen=True):
     position: int = 0
     suppress: tuple[int, ...] = ()
     suppress_until: int = 0
+    constraint: Constraint | None = None
 
 
 class LeaveRow(msgspec.Struct, frozen=True):
@@ -97,4 +100,10 @@ class SampleMemory(msgspec.Struct, frozen=True, tag=True):
     clear_pool: bool = False
 
 
-ExecutorMessage = StepPlan | AdoptPages | DropPages | SampleMemory
+class EngineRaised(msgspec.Struct, frozen=True, tag=True):
+    """The engine or its thread is gone, with this error; said by the thread."""
+
+    error: str
+
+
+ExecutorMessage = StepPlan | AdoptPages | DropPages | SampleMemory | EngineRaised

@@ -22,7 +22,7 @@ class Matched(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunksDone(msgspec.Struct, frozen=True, tag=True):
-    """Chunks that were offered have run (or were dropped: `done_tokens` 0 and an `error` text).
+    """Chunks that were offered have run, or were dropped unrun. Prefill answers with one Offer, empty or not.
 
     Attributes:
         chunks: per chunk, the row, tokens computed, depth it started at, and seconds it took.
@@ -34,7 +34,17 @@ class ChunksDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunkDone(msgspec.Struct, frozen=True):
-    """One chunk's outcome; `error` is None when it was computed."""
+    """One chunk's outcome.
+
+    Attributes:
+        row: the leader's number.
+        tokens: how many were computed; 0 when the chunk did not run.
+        start: depth it started at.
+        seconds: time it took.
+        error: None unless its forward raised.
+        restore_missed: its pages were gone and nothing ran.
+        dropped: decode never planned it, because another Offer replaced it.
+    """
 
     row: int
     tokens: int
@@ -42,6 +52,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
     seconds: float
     error: str | None = None
     restore_missed: bool = False
+    dropped: bool = False
 
 
 class CancelRows(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,69 @@
+"""Rows and plans as decode keeps them, and the two messages made of a row: how it joins and how it leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..runtime.messages.cache_store import Store
+from ..runtime.messages.executor import JoinRow, LeaveRow
+
+if TYPE_CHECKING:
+    from ..runtime.messages.executor import Chunk
+    from ..runtime.request import Request
+
+
+class RunningRow:
+    """A row from Ready to its end. `limit` is the value of `computed` at which its last token is in flight."""
+
+    __slots__ = ("limit", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.limit = request.prefill_target + request.max_tokens
+
+
+class Flight:
+    """A plan that the executor has. `rows` is None once committed, and from the start when there are none."""
+
+    __slots__ = ("chunks", "rows", "step")
+
+    def __init__(self, step: int, rows: list[RunningRow] | None, chunks: tuple[Chunk, ...]) -> None:
+        self.step = step
+        self.rows = rows
+        self.chunks = chunks
+
+
+def join(request: Request) -> JoinRow:
+    """How a row joins: with a copy of its leader's staged KV, its last prompt token as the first input."""
+    sampling = request.sampling
+    return JoinRow(
+        row=request.row,
+        source=request.leader,
+        staged_tokens=request.prefill_target,
+        token=request.prompt[-1],
+        sampling=sampling,
+        history=tuple(request.prompt) if sampling.penalised else (),
+        suppress=tuple(sorted(request.stop_tokens)) if request.min_tokens else (),
+        suppress_until=request.min_tokens,
+    )
+
+
+def leave(request: Request, page_tokens: int) -> tuple[LeaveRow, Store | None]:
+    """How a row leaves, and what to tell the cache-store of the pages it leaves behind.
+
+    These are the whole pages that prefill has not stored. Their tokens are known: of a row that leaves while its last
+    token is in flight, all but that one; of a row that has ended, all but the last, whose KV not every row has.
+
+    Args:
+        request: the row.
+        page_tokens: tokens of a page; 0 stores nothing.
+    """
+    if not page_tokens or not request.cache:
+        return LeaveRow(request.row), None
+    known = len(request.prompt) + len(request.output) - request.finished
+    first = request.prefill_target // page_tokens
+    last = min(request.computed, known) // page_tokens
+    if first >= last:
+        return LeaveRow(request.row), None
+    tokens = (request.prompt + request.output)[: last * page_tokens]
+    return LeaveRow(request.row, tuple(range(first, last))), Store(request.row, tuple(tokens), first, last)

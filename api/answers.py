@@ -1,0 +1,66 @@
+"""Whole answers: from the runtime's Completions to OpenAI's bodies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ended_early
+from .logprobs import TokenText, chat_logprobs, legacy_logprobs
+from .sse import EARLY_ENDS, StreamHead, usage_total
+from .wire.chat import AnswerMessage, ChatChoice, ChatCompletion
+from .wire.completions import TextChoice, TextCompletion
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..runtime.generation import Choice, Completion
+
+
+def chat_answer(head: StreamHead, completions: Sequence[Completion], token_text: TokenText) -> ChatCompletion:
+    """The body of a chat answer. Raises ApiError if a choice was cancelled or timed out."""
+    choices = _all_choices(completions)
+    return ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        system_fingerprint=head.fingerprint,
+        choices=[
+            ChatChoice(
+                index,
+                AnswerMessage(choice.text),
+                None if choice.logprobs is None else chat_logprobs(choice.logprobs, token_text),
+                choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ],
+        usage=usage_total([choice.usage for choice in choices], head.prompts),
+    )
+
+
+def completion_answer(head: StreamHead, completions: Sequence[Completion], token_text: TokenText) -> TextCompletion:
+    """The body of a completion answer. Raises ApiError if a choice was cancelled or timed out."""
+    choices = _all_choices(completions)
+    return TextCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        system_fingerprint=head.fingerprint,
+        choices=[
+            TextChoice(
+                index,
+                choice.text,
+                None if choice.logprobs is None else legacy_logprobs(choice.logprobs, token_text),
+                choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ],
+        usage=usage_total([choice.usage for choice in choices], head.prompts),
+    )
+
+
+def _all_choices(completions: Sequence[Completion]) -> list[Choice]:
+    choices = [choice for completion in completions for choice in completion.choices]
+    for choice in choices:
+        if choice.finish_reason in EARLY_ENDS:
+            raise ended_early(choice.finish_reason)
+    return choices

@@ -1,0 +1,113 @@
+"""What every route needs, and the requests at work."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ..runtime.errors import NotReady
+from .errors import SERVER, ApiError, from_troupe, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..runtime.generation import ModelInfo
+    from ..runtime.service import Service
+    from .http_metrics import HttpMetrics
+    from .settings import ServerSettings
+
+DEFAULT_MODEL_NAMES = ("", "default")
+LOADING_RETRY_AFTER_S = 5.0
+
+
+def package_version() -> str:
+    """This package's version, "unknown" when it is not installed."""
+    try:
+        return version("mlx-troupe")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class ApiContext:
+    """The service behind the routes; owned by the event loop's thread.
+
+    Attributes:
+        service: the runtime.
+        settings: of the server.
+        metrics: of HTTP.
+    """
+
+    def __init__(self, service: Service, settings: ServerSettings, metrics: HttpMetrics) -> None:
+        self.service = service
+        self.settings = settings
+        self.metrics = metrics
+        self._at_work: dict[str, tuple[str, ...]] = {}
+        self._fingerprints: dict[tuple[str, ...], str] = {}
+
+    def model(self, name: str | None, request_id: str) -> ModelInfo:
+        """The served model that a request names; a look-up, never a path.
+
+        Raises ApiError: 503 while nothing is served, 404 for any other name.
+        """
+        try:
+            model = self.service.model
+        except NotReady as error:
+            raise from_troupe(error, request_id) from None
+        if name is not None and name not in DEFAULT_MODEL_NAMES and name != model.name:
+            raise invalid(
+                f"The model {name[:200]!r} is not served here; {model.name!r} is",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return model
+
+    def fingerprint(self, model: ModelInfo) -> str:
+        """Of what decides the answer to a seeded request: the model, its form, and this package's version."""
+        facts = (model.name, model.layout, model.quantized or "", str(model.weight_bytes))
+        found = self._fingerprints.get(facts)
+        if found is None:
+            digest = hashlib.sha256("\0".join((package_version(), *facts)).encode())
+            found = self._fingerprints[facts] = f"fp_{digest.hexdigest()[:12]}"
+        return found
+
+    def require_ready(self) -> None:
+        """Raise ApiError (503) unless new requests are served, before their bodies are read."""
+        readiness = self.service.readiness()
+        if not readiness.ready:
+            detail = f": {readiness.detail}" if readiness.detail else ""
+            raise ApiError(
+                f"No requests are served now ({readiness.reason}){detail}",
+                status=503,
+                kind=SERVER,
+                code=readiness.reason or "not_ready",
+                retry_after_s=LOADING_RETRY_AFTER_S,
+            )
+
+    @contextmanager
+    def at_work(self, names: Iterable[str], request_ids: Sequence[str]) -> Iterator[None]:
+        """While the block runs, `cancel` finds the runtime's requests under each of the names."""
+        entry = tuple(request_ids)
+        names = tuple(names)
+        for name in names:
+            self._at_work[name] = entry
+        try:
+            yield
+        finally:
+            for name in names:
+                if self._at_work.get(name) is entry:
+                    del self._at_work[name]
+
+    def cancel(self, name: str) -> bool:
+        """Cancel the request of that id or X-Request-Id. False if none is at work."""
+        entry = self._at_work.get(name)
+        for request_id in entry or ():
+            self.service.cancel(request_id)
+        return entry is not None
+
+
+CONTEXT = web.AppKey("context", ApiContext)

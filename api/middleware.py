@@ -1,0 +1,130 @@
+"""What happens around every route: request ids, the Host check, errors in OpenAI's shape, counting and logging."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ..runtime.errors import TroupeError
+from .context import CONTEXT
+from .errors import CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, from_troupe, internal, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .context import ApiContext
+    from .settings import ServerSettings
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("mlx_troupe.access")
+
+REQUEST_ID = web.RequestKey("request_id", str)
+STAGE = web.RequestKey("stage", str)
+STATUS = web.RequestKey("status", int)
+
+_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+
+
+@web.middleware
+async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with the route's response, or with its error; nothing but a cancellation passes through."""
+    context = request.app[CONTEXT]
+    given = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = given if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+    started = time.monotonic()
+    status = CLIENT_CLOSED_REQUEST
+    context.metrics.started()
+    try:
+        response = await _answer(request, handler, context)
+        status = request.get(STATUS, response.status)
+    except asyncio.CancelledError:
+        context.metrics.disconnected(request.get(STAGE, "body"))
+        raise
+    finally:
+        seconds = time.monotonic() - started
+        context.metrics.ended(_route(request), status, seconds)
+        if context.settings.access_log:
+            line = "%s %s %d %.3fs %s"
+            access_logger.info(line, request.method, _route(request), status, seconds, request[REQUEST_ID])
+    return response
+
+
+async def decorate(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of every response, just before they are sent."""
+    response.headers["Server"] = "mlx-troupe"
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+
+
+def error_response(error: ApiError) -> web.Response:
+    """An answer that is an error."""
+    response = web.Response(
+        status=error.status, body=error.body(), content_type="application/json", headers=error.headers()
+    )
+    if error.status == CLIENT_CLOSED_REQUEST:
+        response.set_status(CLIENT_CLOSED_REQUEST, "Client Closed Request")
+    return response
+
+
+async def _answer(request: web.Request, handler: Handler, context: ApiContext) -> web.StreamResponse:
+    try:
+        _check_host(request, context.settings)
+        return await handler(request)
+    except Exception as error:
+        found = _api_error(error, request)
+    context.metrics.failed(found.code)
+    response = error_response(found)
+    if found.status == 503:
+        response.force_close()  # the next try may reach another server
+    return response
+
+
+def _api_error(error: Exception, request: web.Request) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case TroupeError():
+            return from_troupe(error, request[REQUEST_ID])
+        case web.HTTPException(status=status):
+            kind = _KINDS.get(status, INVALID if status < 500 else SERVER)
+            code = _CODES.get(status, "http_error")
+            return ApiError(
+                f"{error.reason}: {request.method} {request.path[:200]}", status=status, kind=kind, code=code
+            )
+    logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
+    return internal(request[REQUEST_ID])
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "unmatched"
+
+
+def _check_host(request: web.Request, settings: ServerSettings) -> None:
+    """Refuse names that were not made for this server: a web page may point its own name at this machine."""
+    host = request.headers.get("Host", "")
+    name = _host_name(host)
+    if not name or name == "localhost" or name in settings.allowed_hosts or "*" in settings.allowed_hosts:
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        message = f"This server does not answer to {name[:200]!r}; see the setting allowed_hosts"
+        raise invalid(message, code="host_not_allowed", status=403) from None
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()

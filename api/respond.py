@@ -1,0 +1,120 @@
+"""The one way from an accepted request to its answer, whole or streamed, for every protocol."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from ..runtime.errors import TroupeError
+from .errors import CLIENT_CLOSED_REQUEST, ApiError, from_troupe, internal
+from .middleware import REQUEST_ID, STAGE, STATUS
+from .sources import completions_of, events_of
+from .sse import StreamHead
+from .streaming import ClientTooSlow, EventStreamWriter, stream_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..runtime.generation import Completion, Generation, ModelInfo
+    from .context import ApiContext
+    from .logprobs import TokenText
+    from .sse import ChunkEncoder
+    from .wire.fields import RequestFields
+
+    Encoder = Callable[[StreamHead, TokenText], ChunkEncoder]
+    Answer = Callable[[StreamHead, Sequence[Completion], TokenText], Any]
+
+logger = logging.getLogger(__name__)
+
+
+def new_id(prefix: str) -> str:
+    """An answer's id, which is also the runtime's request id."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def respond(
+    request: web.Request,
+    context: ApiContext,
+    fields: RequestFields,
+    model: ModelInfo,
+    generations: Sequence[Generation],
+    *,
+    answer_id: str,
+    encoder: Encoder,
+    answer: Answer,
+) -> web.StreamResponse:
+    """Run the generations and answer in the form the request asks for.
+
+    The client leaving ends the runtime's work: aiohttp cancels this task, which leaves the runtime's block.
+    """
+    head = _head(context, fields, model, generations, answer_id)
+    names = (answer_id, request[REQUEST_ID])
+    with context.at_work(names, [generation.request_id for generation in generations]):
+        if fields.stream:
+            return await _streamed(request, context, encoder(head, context.service.token_text), generations)
+        request[STAGE] = "answer"
+        completions = await completions_of(context.service, generations)
+    body = answer(head, completions, context.service.token_text)
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+async def _streamed(
+    request: web.Request, context: ApiContext, encoder: ChunkEncoder, generations: Sequence[Generation]
+) -> web.StreamResponse:
+    settings = context.settings
+    writer = EventStreamWriter(
+        request, write_timeout_s=settings.write_timeout_s, write_buffer_bytes=settings.write_buffer_bytes
+    )
+    try:
+        async with events_of(context.service, generations) as source:
+            await stream_events(source, encoder, writer, settings.keepalive_interval_s)
+    except ConnectionError as error:
+        request[STATUS] = CLIENT_CLOSED_REQUEST
+        if isinstance(error, ClientTooSlow):
+            context.metrics.write_timed_out()
+        else:
+            context.metrics.disconnected(encoder.stage)
+    except Exception as error:
+        if not writer.opened:
+            raise
+        await writer.fail(encoder.fail(_last_error(error, request)))
+    finally:
+        request[STAGE] = encoder.stage
+    if encoder.error is not None:
+        context.metrics.failed(encoder.error.code)
+    return writer.response
+
+
+def _last_error(error: Exception, request: web.Request) -> ApiError:
+    """The error of a stream that broke after its headers were sent."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TroupeError):
+        return from_troupe(error, request[REQUEST_ID])
+    logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
+    return internal(request[REQUEST_ID])
+
+
+def _head(
+    context: ApiContext,
+    fields: RequestFields,
+    model: ModelInfo,
+    generations: Sequence[Generation],
+    answer_id: str,
+) -> StreamHead:
+    options = fields.stream_options
+    return StreamHead(
+        id=answer_id,
+        created=int(time.time()),
+        model=model.name,
+        fingerprint=context.fingerprint(model),
+        choices=sum(generation.n for generation in generations),
+        prompts=len(generations),
+        include_usage=bool(options and options.include_usage),
+        return_progress=bool(fields.return_progress),
+    )

@@ -1,0 +1,37 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .answers import chat_answer
+from .body import read_body
+from .context import CONTEXT
+from .middleware import REQUEST_ID
+from .respond import new_id, respond
+from .sse import ChatChunkEncoder
+from .translate import chat_generation
+from .wire.decode import CHAT, decode
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a chat."""
+    context = request.app[CONTEXT]
+    context.require_ready()
+    chat = decode(CHAT, await read_body(request, context.settings))
+    model = context.model(chat.model, request[REQUEST_ID])
+    answer_id = new_id("chatcmpl")
+    generation = chat_generation(chat, context.settings, answer_id)
+    return await respond(
+        request,
+        context,
+        chat,
+        model,
+        [generation],
+        answer_id=answer_id,
+        encoder=ChatChunkEncoder,
+        answer=chat_answer,
+    )

@@ -1,0 +1,38 @@
+"""`/livez`, `/readyz` and `/metrics`."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from .context import CONTEXT, LOADING_RETRY_AFTER_S
+
+
+async def live(_: web.Request) -> web.Response:
+    """The event loop turns."""
+    return web.json_response({"status": "live"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Whether new requests are served; 503 and the reason while not."""
+    readiness = request.app[CONTEXT].service.readiness()
+    body = {"status": "ready" if readiness.ready else "unready", "reason": readiness.reason, "detail": readiness.detail}
+    headers = {} if readiness.ready else {"Retry-After": str(int(LOADING_RETRY_AFTER_S))}
+    return web.Response(
+        body=msgspec.json.encode(body),
+        status=200 if readiness.ready else 503,
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus exposition text of the runtime's metrics, then those of HTTP."""
+    context = request.app[CONTEXT]
+    own = context.service.metrics()
+    if own and not own.endswith(b"\n"):
+        own += b"\n"
+    return web.Response(
+        body=own + context.metrics.exposition(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Cache-Control": "no-store"},
+    )

@@ -1,0 +1,65 @@
+"""Settings of the server: plain data, built once at start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the HTTP server. A body, list or header past its bound is refused before any work.
+
+    Attributes:
+        host: address to listen on; anything but this machine itself needs `insecure`.
+        port: port to listen on; 0 takes a free one and prints it.
+        insecure: allow an address that other machines reach, though requests carry no key.
+        allowed_hosts: names clients may call this server by, besides localhost and addresses; "*" allows all.
+        max_body_bytes: largest request body.
+        max_messages: most messages of one chat.
+        max_prompts: most prompts of one completion request.
+        body_timeout_s: longest a client may take to send its body.
+        write_timeout_s: a client that reads nothing for so long is cut off and its request cancelled.
+        write_buffer_bytes: output of one stream that may wait in its socket's buffer.
+        keepalive_interval_s: a silent stream gets a comment, with the prefill's progress, so often.
+        idle_timeout_s: a connection without a request is closed after so long.
+        request_timeout_s: deadline of requests that name none; None is no deadline.
+        default_temperature: temperature of requests that name none.
+        default_top_p: top_p of requests that name none.
+        default_top_k: top_k of requests that name none; 0 keeps all.
+        default_min_p: min_p of requests that name none.
+        default_repetition_penalty: repetition_penalty of requests that name none.
+        template_args: variables that requests may set in the chat template.
+        access_log: log a line a request.
+        log_level: least severe log lines to show.
+        event_loop: "auto" takes uvloop when it is installed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    insecure: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    max_body_bytes: int = 4 << 20
+    max_messages: int = 2048
+    max_prompts: int = 64
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0
+    write_buffer_bytes: int = 64 << 10
+    keepalive_interval_s: float = 10.0
+    idle_timeout_s: float = 75.0
+    request_timeout_s: float | None = None
+    default_temperature: float = 1.0
+    default_top_p: float = 1.0
+    default_top_k: int = 0
+    default_min_p: float = 0.0
+    default_repetition_penalty: float = 1.0
+    template_args: tuple[str, ...] = (
+        "enable_thinking",
+        "thinking",
+        "thinking_budget",
+        "preserve_thinking",
+        "reasoning_effort",
+    )
+    access_log: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    event_loop: Literal["auto", "asyncio", "uvloop"] = "auto"

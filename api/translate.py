@@ -1,0 +1,242 @@
+"""From a request on the wire to Generations for the runtime. Pure; raises ApiError naming the field."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..runtime.generation import MAX_CHOICES, Generation
+from ..runtime.sampling_params import MAX_PENALTY_WINDOW_TOKENS, MAX_TOP_LOGPROBS, SamplingParams
+from .checks import logit_bias, real, stop_token_ids, stops, token_ids, whole
+from .errors import invalid
+from .wire.decode import refuse_unsupported, unsupported
+
+if TYPE_CHECKING:
+    from .settings import ServerSettings
+    from .wire.chat import ChatRequest, Message
+    from .wire.completions import CompletionRequest
+    from .wire.fields import Number, RequestFields
+
+Value = TypeVar("Value", int, float)
+
+MAX_COMPLETION_LOGPROBS = 5
+MAX_TOKENS = 2**31 - 1
+MAX_TIMEOUT_S = 7 * 86400.0
+MAX_PRIORITY = 1000
+MAX_TEMPLATE_TEXT_CHARACTERS = 256
+_UNLIMITED = -1  # what clients of llama.cpp and LM Studio send for "no limit" and "any seed"
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_LATER_ROLES = ("tool", "function")
+_LATER_MESSAGE_FIELDS = ("audio", "function_call", "tool_call_id", "tool_calls")
+
+
+def chat_generation(request: ChatRequest, settings: ServerSettings, request_id: str) -> Generation:
+    """The one Generation of a chat request."""
+    refuse_unsupported(request)
+    top_logprobs = _chat_top_logprobs(request)
+    continued = bool(request.continue_final_message)
+    if request.add_generation_prompt is not None and request.add_generation_prompt is continued:
+        hint = "it is true, unless continue_final_message is"
+        raise unsupported("add_generation_prompt", hint)
+    longest = request.max_completion_tokens
+    name = "max_tokens" if longest is None else "max_completion_tokens"
+    common = _common(request, settings, top_logprobs, request.max_tokens if longest is None else longest, name)
+    return msgspec.structs.replace(
+        common,
+        request_id=request_id,
+        messages=_messages(request.messages, settings.max_messages, continued),
+        template_args=_template_args(request, settings),
+        continue_final_message=continued,
+    )
+
+
+def completion_generations(request: CompletionRequest, settings: ServerSettings, request_id: str) -> list[Generation]:
+    """One Generation a prompt."""
+    refuse_unsupported(request)
+    choices = _choices(request.n)
+    if whole(request.best_of, "best_of", 1, 2**31) not in (None, choices):
+        raise unsupported("best_of", "it must equal n")
+    if request.logprobs is True:
+        raise invalid("logprobs must be an integer", param="logprobs", code="invalid_type")
+    asked = None if request.logprobs is False else request.logprobs
+    top_logprobs = whole(asked, "logprobs", 0, MAX_COMPLETION_LOGPROBS)
+    common = _common(request, settings, top_logprobs, request.max_tokens, "max_tokens")
+    prompts = _prompts(request.prompt, settings.max_prompts)
+    return [
+        msgspec.structs.replace(
+            common,
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            prompt=prompt if isinstance(prompt, str) else None,
+            tokens=None if isinstance(prompt, str) else prompt,
+        )
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def _common(
+    request: RequestFields,
+    settings: ServerSettings,
+    top_logprobs: int | None,
+    longest: Number | None,
+    longest_name: str,
+) -> Generation:
+    max_tokens = None if longest == _UNLIMITED else whole(longest, longest_name, 1, MAX_TOKENS)
+    min_tokens = whole(request.min_tokens, "min_tokens", 0, MAX_TOKENS) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise invalid(f"min_tokens is more than {longest_name}", param="min_tokens")
+    timeout_s = real(request.timeout, "timeout", 0.001, MAX_TIMEOUT_S)
+    return Generation(
+        sampling=_sampling(request, settings, top_logprobs),
+        max_tokens=max_tokens,
+        stop=stops(request.stop),
+        stop_token_ids=stop_token_ids(request.stop_token_ids),
+        ignore_eos=bool(request.ignore_eos),
+        min_tokens=min_tokens,
+        n=_choices(request.n),
+        timeout_s=settings.request_timeout_s if timeout_s is None else timeout_s,
+        priority=whole(request.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        cache=request.cache is not False,
+    )
+
+
+def _choices(n: Number | None) -> int:
+    return whole(n, "n", 1, MAX_CHOICES) or 1
+
+
+def _sampling(request: RequestFields, settings: ServerSettings, top_logprobs: int | None) -> SamplingParams:
+    top_p = _or(real(request.top_p, "top_p", 0, 1), settings.default_top_p)
+    temperature = _or(real(request.temperature, "temperature", 0, 2), settings.default_temperature)
+    repetition = real(request.repetition_penalty, "repetition_penalty", 0.01, 100)
+    return SamplingParams(
+        # A share of 0 keeps the likeliest token alone.
+        temperature=temperature if top_p > 0 else 0.0,
+        top_p=top_p if top_p > 0 else 1.0,
+        top_k=max(0, _or(whole(request.top_k, "top_k", -1, 2**31 - 1), settings.default_top_k)),
+        min_p=_or(real(request.min_p, "min_p", 0, 1), settings.default_min_p),
+        xtc_probability=_or(real(request.xtc_probability, "xtc_probability", 0, 1), 0.0),
+        xtc_threshold=_or(real(request.xtc_threshold, "xtc_threshold", 0, 0.5), SamplingParams().xtc_threshold),
+        repetition_penalty=_or(repetition, settings.default_repetition_penalty),
+        repetition_window=_window(request.repetition_context_size, "repetition_context_size"),
+        presence_penalty=_or(real(request.presence_penalty, "presence_penalty", -2, 2), 0.0),
+        presence_window=_window(request.presence_context_size, "presence_context_size"),
+        frequency_penalty=_or(real(request.frequency_penalty, "frequency_penalty", -2, 2), 0.0),
+        frequency_window=_window(request.frequency_context_size, "frequency_context_size"),
+        logit_bias=logit_bias(request.logit_bias),
+        seed=_seed(request.seed),
+        top_logprobs=top_logprobs,
+    )
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value
+
+
+def _window(value: Number | None, param: str) -> int:
+    return _or(whole(value, param, 1, MAX_PENALTY_WINDOW_TOKENS), SamplingParams().repetition_window)
+
+
+def _seed(value: Number | None) -> int:
+    if value is None or value == _UNLIMITED:
+        return secrets.randbits(62)
+    seed = whole(value, "seed", -(2**63), 2**64 - 1)
+    assert seed is not None
+    return seed % 2**63
+
+
+def _chat_top_logprobs(request: ChatRequest) -> int | None:
+    top = whole(request.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if request.logprobs:
+        return top or 0
+    if top:
+        raise invalid("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return None
+
+
+def _messages(messages: list[Message] | None, most: int, continued: bool) -> tuple[dict[str, Any], ...]:
+    if not messages:
+        raise invalid("messages is required and must not be empty", param="messages", code="missing_parameter")
+    if len(messages) > most:
+        raise invalid(f"messages holds more than {most} messages", param="messages", code="too_many_messages")
+    found = tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages))
+    if continued and found[-1]["role"] != "assistant":
+        raise invalid(
+            "continue_final_message needs the last message to be the assistant's", param="continue_final_message"
+        )
+    return found
+
+
+def _message(message: Message, param: str) -> dict[str, Any]:
+    if message.role in _LATER_ROLES:
+        raise unsupported(f"{param}.role", f"no {message.role} messages yet")
+    role = _ROLES.get(message.role or "")
+    if role is None:
+        raise invalid(f"{param}.role must be one of {', '.join(_ROLES)}", param=f"{param}.role")
+    for name in _LATER_MESSAGE_FIELDS:
+        if getattr(message, name) not in (None, []):
+            raise unsupported(f"{param}.{name}")
+    found: dict[str, Any] = {"role": role, "content": _content(message, role, param)}
+    if message.name is not None:
+        found["name"] = message.name
+    if message.reasoning_content is not None:
+        found["reasoning_content"] = message.reasoning_content
+    return found
+
+
+def _content(message: Message, role: str, param: str) -> str:
+    content = message.content
+    if content is None:
+        if role == "assistant":
+            return ""
+        raise invalid(f"{param}.content is required", param=f"{param}.content", code="missing_parameter")
+    if isinstance(content, str):
+        return content
+    for place, part in enumerate(content):
+        if part.type not in ("text", None):
+            raise unsupported(f"{param}.content[{place}].type", "only text parts are")
+        if part.text is None:
+            name = f"{param}.content[{place}].text"
+            raise invalid(f"{name} is required", param=name, code="missing_parameter")
+    return "".join(part.text or "" for part in content)
+
+
+def _template_args(request: ChatRequest, settings: ServerSettings) -> dict[str, Any]:
+    given = dict(request.chat_template_kwargs or {})
+    for name, value in given.items():
+        param = f"chat_template_kwargs.{name[:64]}"
+        if name not in settings.template_args:
+            raise unsupported(param, f"requests may set {', '.join(settings.template_args) or 'none'}")
+        if not isinstance(value, bool | int | float | str | None):
+            raise invalid(f"{param} must be a plain value", param=param, code="invalid_type")
+        if isinstance(value, str) and len(value) > MAX_TEMPLATE_TEXT_CHARACTERS:
+            raise invalid(f"{param} is too long", param=param)
+    if request.reasoning_effort is not None:
+        if "reasoning_effort" not in settings.template_args:
+            raise unsupported("reasoning_effort")
+        if len(request.reasoning_effort) > MAX_TEMPLATE_TEXT_CHARACTERS:
+            raise invalid("reasoning_effort is too long", param="reasoning_effort")
+        given["reasoning_effort"] = request.reasoning_effort
+    return given
+
+
+def _prompts(
+    prompt: str | list[str | int | float | list[int | float]] | None, most: int
+) -> list[str | tuple[int, ...]]:
+    if prompt is None or prompt == []:
+        raise invalid("prompt is required and must not be empty", param="prompt", code="missing_parameter")
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(item, int | float) for item in prompt):
+        return [token_ids([item for item in prompt if isinstance(item, int | float)], "prompt")]
+    if len(prompt) > most:
+        raise invalid(f"prompt holds more than {most} prompts", param="prompt", code="too_many_prompts")
+    found: list[str | tuple[int, ...]] = []
+    for item in prompt:
+        if isinstance(item, int | float):
+            raise invalid("prompt mixes token ids with other prompts", param="prompt", code="invalid_type")
+        found.append(item if isinstance(item, str) else token_ids(item, "prompt"))
+    if any(prompt == () for prompt in found):
+        raise invalid("prompt holds an empty list of token ids", param="prompt")
+    return found

@@ -1,0 +1,1 @@
+"""The MLX side: everything that runs on an engine's own thread."""

@@ -1,0 +1,81 @@
+"""Turns a loaded model into an engine, on the MLX thread: layout, overlap and speed are measured here, once."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ..engine_protocol import EngineFacts
+from .engine import MlxEngine
+from .kv.shapes import KVShape, leaves, pageable
+from .kv.staged import StagedRow
+from .overlap import choose_overlap
+from .probe import choose_layout
+
+if TYPE_CHECKING:
+    from ..clock import Clock
+    from ..config import RuntimeConfig
+
+logger = logging.getLogger(__name__)
+
+SPEED_PROBE_TOKENS = 32
+
+
+def build_engine(
+    model: Any,
+    config: RuntimeConfig,
+    clock: Clock,
+    *,
+    vocab_size: int,
+    context_length: int,
+    xtc_special: tuple[int, ...] = (),
+) -> MlxEngine:
+    """Measure the model and make its engine. Runs a few short forwards.
+
+    Args:
+        model: mlx-lm's, weights evaluated.
+        vocab_size: number of scored ids according to the tokenizer or config; the model's own output decides.
+        context_length: most tokens of one row.
+        xtc_special: ids that XTC never drops.
+    """
+    layout = choose_layout(model)
+    new_batch = layout.new_batch(model, config.length_classes)
+    overlap = choose_overlap(config.overlap, model, layout.shapes, new_batch)
+    facts = EngineFacts(
+        vocab_size=_scored_ids(model) or vocab_size,
+        context_length=context_length,
+        page_bytes=_page_bytes(layout.shapes, config.page_tokens),
+        overlap=overlap.mode,
+        overlap_reason=overlap.reason,
+        layout=layout.describe(),
+        prefill_token_s=_prefill_token_s(model, clock),
+    )
+    mx.clear_cache()
+    logger.info("rows: %s (%s, %s)", facts.layout, layout.way, layout.reason)
+    logger.info("overlap: %s (%s)", facts.overlap, facts.overlap_reason)
+    return MlxEngine(
+        model, new_batch, facts, page_tokens=config.page_tokens, clock=clock, xtc_special=xtc_special
+    )
+
+
+def _scored_ids(model: Any) -> int:
+    return int(model(mx.array([[0]])).shape[-1])
+
+
+def _page_bytes(shapes: Any, page_tokens: int) -> int:
+    if shapes is None or not pageable(shapes):
+        return 0
+    return sum(s.token_bytes for s in leaves(shapes) if isinstance(s, KVShape)) * page_tokens
+
+
+def _prefill_token_s(model: Any, clock: Clock) -> float:
+    """Seconds a prompt token: the second of two short prefills (the first warms up)."""
+    seconds = 0.0
+    for _ in range(2):
+        staged = StagedRow(model)
+        began_s = clock.now()
+        staged.append([0] * SPEED_PROBE_TOKENS)
+        seconds = (clock.now() - began_s) / SPEED_PROBE_TOKENS
+    return seconds

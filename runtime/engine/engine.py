@@ -1,0 +1,321 @@
+"""The engine: one model on its MLX thread, stepping all rows at once, one step ahead of what the host has read.
+
+    launch(plan k+1)  ->  commit(step k)  ->  emit StepResult k
+
+Step k+1 is built on the still-lazy tokens of step k and handed to the device before those tokens are read, so the
+device never waits for Python. In "build" mode (where launching ahead would copy KV, see `overlap`) the graph of k+1 is
+built, k is read, and only then k+1 is submitted. "off" commits every step at once.
+
+Invariants (DESIGN section 3; tests carry these names): lengths advance at launch and tokens are filled at commit; a row
+that ended is in flight once more; buffers of an in-flight plan stay alive by data flow; a new row joins without a
+barrier; constrained rows wait only for their sample; overlap on and off give the same tokens; everything lives and
+dies on this thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
+from ..messages.memory_enforcer import MemorySample
+from ..request import PLACEHOLDER
+from .flight import Flight
+from .kv.staged import StagedRow
+from .sampling import RowSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..clock import Clock
+    from ..constraint import Constraint
+    from ..engine_protocol import EngineFacts, StepMessage
+    from ..messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
+    from .kv.batch import Batch
+    from .kv.staged import Page
+
+    Emit = Callable[[StepMessage], None]
+
+logger = logging.getLogger(__name__)
+
+
+class MlxEngine:
+    """See the module. Built by `build_engine` on the MLX thread; every method runs there.
+
+    Args:
+        model: mlx-lm's.
+        new_batch: makes an empty batch; called again after a forward failed.
+        facts: what policy was told; `overlap` says how steps are launched.
+        page_tokens: tokens of a page.
+        xtc_special: ids that XTC never drops.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        new_batch: Callable[[], Batch],
+        facts: EngineFacts,
+        *,
+        page_tokens: int,
+        clock: Clock,
+        xtc_special: tuple[int, ...] = (),
+    ) -> None:
+        self.facts = facts
+        self._model = model
+        self._new_batch = new_batch
+        self._batch = new_batch()
+        self._sampler = RowSampler(facts.vocab_size, xtc_special=xtc_special)
+        self._page_tokens = page_tokens
+        self._clock = clock
+        self._flight: Flight | None = None
+        self._committed_s = 0.0
+        self._tokens = mx.zeros((0,), mx.int32)
+        self._token_order: list[int | None] = []
+        self._fresh: dict[int, int] = {}
+        self._constraints: dict[int, Constraint] = {}
+        self._staged: dict[int, StagedRow] = {}
+        self._stash: dict[int, dict[int, Page]] = {}
+        self._pages: dict[int, Page] = {}
+
+    # --- one plan -----------------------------------------------------------------------------------------------
+
+    def run(self, plan: StepPlan, emit: Emit) -> None:
+        """See `Engine.run`."""
+        self._change_rows(plan, emit)
+        if plan.rows:
+            self._step(plan, emit)
+        else:
+            self._commit(emit)
+        if plan.chunks or self.facts.overlap == "off":
+            self._commit(emit)
+        if plan.chunks:
+            emit(ChunksResult(plan.step, tuple(self._run_chunk(chunk) for chunk in plan.chunks)))
+
+    def _change_rows(self, plan: StepPlan, emit: Emit) -> None:
+        for leave in plan.leaves:
+            self._leave(leave)
+        for join in plan.joins:
+            try:
+                self._join(join)
+            except Exception as error:
+                logger.exception("row %d could not join", join.row)
+                self._forget(join.row)
+                emit(RowsFailed(plan.step, (join.row,), _text(error)))
+        for row in plan.discards:
+            self._staged.pop(row, None)
+        self._batch.settle()
+
+    def _step(self, plan: StepPlan, emit: Emit) -> None:
+        try:
+            self._launch(plan, emit)
+        except Exception as error:
+            logger.exception("step %d failed", plan.step)
+            self._fail_all(plan, error, emit)
+
+    def _launch(self, plan: StepPlan, emit: Emit) -> None:
+        order = self._batch.order
+        if not order:
+            self._commit(emit)
+            return
+        logits = self._batch.forward(self._inputs(order))[:, -1]
+        allowed = None
+        if self._constraints:
+            mx.async_eval(logits)
+            self._commit(emit)
+            allowed = self._allowed(order, plan, emit)
+        sampled = self._sampler.sample(logits, order, allowed=allowed)
+        self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
+        flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())
+        if self.facts.overlap == "build" and self._flight is not None:
+            self._flight.read()
+        mx.async_eval(sampled.tokens, *flight.lazy(), *self._sampler.extra(), *self._batch.recurrent_arrays())
+        self._commit(emit)
+        self._flight = flight
+
+    def _inputs(self, order: list[int | None]) -> mx.array:
+        """Next input token of every place, int32 (places, 1): lazy tokens of the last step, host ones of new rows."""
+        if not self._fresh and order == self._token_order:
+            return self._tokens[:, None]
+        places = {row: place for place, row in enumerate(self._token_order) if row is not None}
+        fresh = {row: len(self._token_order) + place for place, row in enumerate(self._fresh)}
+        index = [fresh.get(row, places.get(row, 0)) if row is not None else 0 for row in order]
+        known = mx.array(list(self._fresh.values()), dtype=mx.int32)
+        every = mx.concatenate([self._tokens, known]) if self._token_order else known
+        return every[mx.array(index, dtype=mx.int32)][:, None]
+
+    def _commit(self, emit: Emit) -> None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        tokens = flight.read()
+        now_s = self._clock.now()
+        result = flight.result(tokens, now_s - max(flight.launched_s, self._committed_s))
+        self._committed_s = now_s
+        failed = self._accept(result.tokens, flight)
+        emit(result)
+        if failed:
+            emit(RowsFailed(flight.step, tuple(failed), "; ".join(failed.values())))
+
+    # --- constrained rows ---------------------------------------------------------------------------------------
+
+    def _accept(self, tokens: tuple[int, ...], flight: Flight) -> dict[int, str]:
+        failed: dict[int, str] = {}
+        if not self._constraints:
+            return failed
+        for row, token in zip(flight.rows, tokens, strict=True):
+            constraint = self._constraints.get(row)
+            if constraint is None or token == PLACEHOLDER:
+                continue
+            try:
+                constraint.accept(token)
+            except Exception as error:
+                logger.exception("the constraint of row %d failed", row)
+                failed[row] = _text(error)
+                self._forget(row)
+        return failed
+
+    def _allowed(self, order: list[int | None], plan: StepPlan, emit: Emit) -> mx.array:
+        """Bit masks (places, words) of what each row may sample; all ones where nothing constrains it."""
+        words = np.full((len(order), -(-self.facts.vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+        for place, row in enumerate(order):
+            constraint = None if row is None else self._constraints.get(row)
+            if constraint is None or row is None:
+                continue
+            words[place] = 0
+            try:
+                constraint.fill(words[place])
+                if not words[place].any():
+                    raise ValueError("the constraint allows no token")
+            except Exception as error:
+                logger.exception("the constraint of row %d failed", row)
+                words[place] = 0xFFFFFFFF
+                del self._constraints[row]
+                emit(RowsFailed(plan.step, (row,), _text(error)))
+        return mx.array(words)
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def _join(self, join: JoinRow) -> None:
+        staged = self._staged.get(join.source)
+        if staged is None:
+            if join.staged_tokens:
+                raise KeyError(f"no KV is staged for row {join.source}")
+            staged = StagedRow(self._model)
+        if staged.length != join.staged_tokens:
+            raise ValueError(f"{staged.length} tokens are staged for row {join.source}, not {join.staged_tokens}")
+        self._sampler.join(join.row, join.sampling, join.history, join.position)
+        if join.suppress and join.position < join.suppress_until:
+            self._sampler.suppress_until(join.row, join.suppress, join.suppress_until)
+        if join.constraint is not None:
+            self._constraints[join.row] = join.constraint
+        self._batch.join(join.row, staged)
+        self._fresh[join.row] = join.token
+
+    def _leave(self, leave: LeaveRow) -> None:
+        if leave.row not in self._batch.order:
+            return
+        if leave.stash_pages:
+            pages = {i: self._batch.export(leave.row, i, self._page_tokens) for i in leave.stash_pages}
+            mx.eval([array for page in pages.values() for pair in page for array in pair])
+            self._stash.setdefault(leave.row, {}).update(pages)
+        self._forget(leave.row)
+
+    def _forget(self, row: int) -> None:
+        if row in self._batch.order:
+            self._batch.leave(row)
+        self._sampler.leave(row)
+        self._fresh.pop(row, None)
+        self._constraints.pop(row, None)
+
+    def _fail_all(self, plan: StepPlan, error: Exception, emit: Emit) -> None:
+        """A forward that raised may have left any layer half written: start the batch anew."""
+        try:
+            self._commit(emit)
+        except Exception:
+            logger.exception("the step before could not be read either")
+        for row in [row for row in self._batch.order if row is not None]:
+            self._sampler.leave(row)
+        self._flight = None
+        self._batch = self._new_batch()
+        self._tokens, self._token_order, self._fresh = mx.zeros((0,), mx.int32), [], {}
+        self._constraints.clear()
+        emit(RowsFailed(plan.step, plan.rows, _text(error)))
+
+    # --- prefill ------------------------------------------------------------------------------------------------
+
+    def _run_chunk(self, chunk: Chunk) -> ChunkOutcome:
+        began_s = self._clock.now()
+        try:
+            staged = self._staged_for(chunk)
+            if staged is None:
+                return ChunkOutcome(chunk.row, 0.0, restore_missed=True)
+            if staged.length != chunk.start:
+                raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
+            if chunk.tokens:
+                staged.append(chunk.tokens)
+            if chunk.stash_pages:
+                pages = staged.export(chunk.stash_pages, self._page_tokens)
+                self._stash.setdefault(chunk.row, {}).update(pages)
+        except Exception as error:
+            logger.exception("a chunk of row %d failed", chunk.row)
+            self._staged.pop(chunk.row, None)
+            return ChunkOutcome(chunk.row, self._clock.now() - began_s, _text(error))
+        return ChunkOutcome(chunk.row, self._clock.now() - began_s)
+
+    def _staged_for(self, chunk: Chunk) -> StagedRow | None:
+        """The row's staged KV, begun from pages on its first chunk; None when a page is gone."""
+        first = chunk.start == chunk.restore_tokens
+        if not first or (chunk.row in self._staged and not chunk.restore_pages):
+            return self._staged[chunk.row]
+        staged = StagedRow(self._model)
+        if chunk.restore_pages:
+            pages = [self._pages.get(page) for page in chunk.restore_pages]
+            if None in pages:
+                return None
+            staged.restore([page for page in pages if page is not None], chunk.restore_tokens)
+        self._staged[chunk.row] = staged
+        return staged
+
+    # --- pages and memory ---------------------------------------------------------------------------------------
+
+    def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """See `Engine.adopt`."""
+        stash = self._stash.pop(row, {})
+        lost = []
+        for index, page in pages:
+            if index in stash:
+                self._pages[page] = stash[index]
+            else:
+                lost.append(page)
+        return tuple(lost)
+
+    def drop(self, pages: tuple[int, ...]) -> None:
+        """See `Engine.drop`."""
+        for page in pages:
+            self._pages.pop(page, None)
+
+    def sample_memory(self, *, clear_pool: bool = False) -> MemorySample:
+        """See `Engine.sample_memory`."""
+        if clear_pool:
+            mx.clear_cache()
+        return MemorySample(
+            mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now()
+        )
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._flight = None
+        self._staged.clear()
+        self._stash.clear()
+        self._pages.clear()
+        self._batch = self._new_batch()
+        self._tokens = mx.zeros((0,), mx.int32)
+        self._model = None
+        mx.clear_cache()
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

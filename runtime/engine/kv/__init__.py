@@ -1,0 +1,1 @@
+"""Rows and their KV: how many sequences share one forward pass."""

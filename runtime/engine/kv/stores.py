@@ -1,0 +1,190 @@
+"""One layer's state for all rows of a group, behind the face mlx-lm's models expect of a cache.
+
+Every change to rows is made in two halves: a method that returns the new arrays (lazy, nothing assigned), and `adopt`
+that takes them on. A group makes all layers' new arrays first, so a failing layer leaves every row as it was.
+Owned by the MLX thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ..mlxlm import ArraysCache, CacheList
+from .shapes import ArraysShape, KVShape, LayerShape
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .plane import Move
+    from .view import GroupView
+
+KVPair = tuple[mx.array, mx.array]
+
+
+class KVRows:
+    """Keys and values (slots, heads, capacity, size) of one attention layer.
+
+    Has no `__len__` and no `bits`: models test for both.
+    """
+
+    def __init__(self, shape: KVShape, slots: int) -> None:
+        self.shape = shape
+        self.keys = mx.zeros((slots, shape.heads, 0, shape.key_size), shape.key_dtype)
+        self.values = mx.zeros((slots, shape.value_heads, 0, shape.value_size), shape.value_dtype)
+        self.view: GroupView | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of the next token of each slot, int32 (slots,)."""
+        assert self.view is not None
+        return self.view.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> KVPair:
+        """Write (slots, heads, tokens, size) at the cursor; returns all that live queries may see."""
+        assert self.view is not None
+        at = self.view.plane(self.shape.window).at
+        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
+        self.values = mx.slice_update(self.values, values, at, axes=(2,))
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> KVPair:
+        """All that live queries of this forward may see; for layers that borrow this one's."""
+        assert self.view is not None
+        plane = self.view.plane(self.shape.window)
+        return self.keys[:, :, plane.low : plane.high], self.values[:, :, plane.low : plane.high]
+
+    def make_mask(
+        self, tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """See `PlaneView.mask`."""
+        assert self.view is not None
+        return self.view.plane(self.shape.window).mask(window_size, as_array=return_array)
+
+    def moved(self, move: Move) -> KVPair:
+        """The arrays after a repack."""
+        return _moved(self.keys, move), _moved(self.values, move)
+
+    def joined(self, base: KVPair, slot: int, keys: mx.array, values: mx.array, place: int) -> KVPair:
+        """`base` with a row's (1, heads, count, size) written at `place` of `slot`."""
+        if keys.shape[2] == 0:
+            return base
+        start = mx.array([slot, place], dtype=mx.int32)
+        return (
+            mx.slice_update(base[0], keys, start, axes=(0, 2)),
+            mx.slice_update(base[1], values, start, axes=(0, 2)),
+        )
+
+    def selected(self, slots: list[int | None]) -> KVPair:
+        """The arrays of other slots; None is a fresh one (zeros: an unseen NaN would poison attention)."""
+        return _selected(self.keys, slots), _selected(self.values, slots)
+
+    def adopt(self, arrays: KVPair) -> None:
+        """Take on new arrays."""
+        self.keys, self.values = arrays
+
+    def row(self, slot: int, low: int, high: int) -> KVPair:
+        """Places low .. high - 1 of one slot, copied: (1, heads, high - low, size)."""
+        part = slice(slot, slot + 1)
+        return mx.contiguous(self.keys[part, :, low:high]), mx.contiguous(self.values[part, :, low:high])
+
+    def arrays(self) -> list[mx.array]:
+        """What the layer holds."""
+        return [self.keys, self.values]
+
+
+class ArraysRows(ArraysCache):  # type: ignore[misc]  # mlx-lm is untyped; some models test for this very class
+    """Recurrent state (slots, ...) of one layer, a fixed slot a row."""
+
+    def __init__(self, shape: ArraysShape, slots: int) -> None:
+        super().__init__(len(shape.entries))
+        self.shape = shape
+        self.cache = [
+            None if entry is None else mx.zeros((slots, *entry[0]), entry[1]) for entry in shape.entries
+        ]
+
+    def joined(self, slot: int, states: list[mx.array | None]) -> list[mx.array | None]:
+        """The arrays with one row's states (1, ...) written to `slot`; a missing state is zeros."""
+        start = mx.array([slot], dtype=mx.int32)
+        out: list[mx.array | None] = []
+        for mine, state in zip(self.cache, states, strict=True):
+            if mine is None:
+                out.append(None)
+            else:
+                fresh = mx.zeros((1, *mine.shape[1:]), mine.dtype) if state is None else state
+                out.append(mx.slice_update(mine, fresh.astype(mine.dtype), start, axes=(0,)))
+        return out
+
+    def selected(self, slots: list[int | None]) -> list[mx.array | None]:
+        """The arrays of other slots; None is a fresh one."""
+        return [None if state is None else _selected(state, slots) for state in self.cache]
+
+    def adopt(self, arrays: list[mx.array | None]) -> None:
+        """Take on new arrays."""
+        self.cache = arrays
+
+    def row(self, slot: int) -> list[mx.array | None]:
+        """One slot's states, copied: a plain slice would keep the whole batch alive."""
+        return [None if state is None else mx.contiguous(state[slot : slot + 1]) for state in self.cache]
+
+    def arrays(self) -> list[mx.array]:
+        """What the layer holds."""
+        return [state for state in self.cache if state is not None]
+
+
+Store = KVRows | ArraysRows
+
+
+def build_layers(shapes: list[LayerShape], slots: int) -> tuple[list[Any], list[Store]]:
+    """Empty state for a group: the list to hand to the model, and the same stores without nesting."""
+    flat: list[Store] = []
+
+    def build(shape: LayerShape) -> Any:
+        if isinstance(shape, KVShape):
+            flat.append(KVRows(shape, slots))
+            return flat[-1]
+        if isinstance(shape, ArraysShape):
+            flat.append(ArraysRows(shape, slots))
+            return flat[-1]
+        return CacheList(*(build(part) for part in shape.parts))
+
+    return [build(shape) for shape in shapes], flat
+
+
+def _moved(array: mx.array, move: Move) -> mx.array:
+    slots, heads, _, size = array.shape
+    out = mx.zeros((slots, heads, move.capacity, size), array.dtype)
+    if move.count == 0:
+        return out
+    if move.gather is None:
+        part = array[:, :, move.source : move.source + move.count]
+    else:
+        part = _gathered(array, move.gather)
+    return mx.slice_update(out, part, mx.array([move.target], dtype=mx.int32), axes=(2,))
+
+
+def _gathered(array: mx.array, gather: np.ndarray) -> mx.array:
+    index = mx.array(gather.astype("int32"))[:, None, :, None]
+    slots, heads, _, size = array.shape
+    return mx.take_along_axis(array, mx.broadcast_to(index, (slots, heads, gather.shape[1], size)), axis=2)
+
+
+def _selected(array: mx.array, slots: list[int | None]) -> mx.array:
+    kept = [slot for slot in slots if slot is not None]
+    fresh = len(slots) - len(kept)
+    old = array.shape[0]
+    if kept == list(range(old)) and slots[: len(kept)] == kept:
+        parts = [array]
+    elif not kept:
+        return mx.zeros((len(slots), *array.shape[1:]), array.dtype)
+    else:
+        index = [slot if slot is not None else 0 for slot in slots]
+        taken = array[mx.array(index, dtype=mx.int32)]
+        if fresh == 0:
+            return taken
+        live = mx.array([slot is not None for slot in slots])
+        return mx.where(live.reshape(-1, *[1] * (array.ndim - 1)), taken, mx.array(0, array.dtype))
+    if fresh:
+        parts.append(mx.zeros((fresh, *array.shape[1:]), array.dtype))
+    return mx.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]

@@ -1,0 +1,110 @@
+"""Finds out, at start, which row layout a model's code can take: measured on the model itself, not guessed from its name.
+
+Three rows of different lengths are decoded for a few steps in the batch and alone; logits must agree. mlx-lm's models
+differ in what they do with a cache (integer offsets, keys touched between cache and attention, masks of their own),
+and they change between versions; a wrong guess would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import mlx.core as mx
+
+from .kv.batch import RowBatch
+from .kv.shapes import LayerShape, UnbatchableCache, learn_shapes
+from .kv.solo import SoloBatch
+from .kv.split import attention
+from .kv.staged import StagedRow
+from .mlxlm import bind_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .kv.batch import Batch, ClassForward
+
+logger = logging.getLogger(__name__)
+
+PROBE_LENGTHS = (2, 5, 11)
+PROBE_STEPS = 3
+EXACT_ERROR = 1e-3
+"""Largest relative difference of logits in float32 (sums run in another order)."""
+ROUNDED_ERROR = 0.08
+"""The same in 16-bit, where batched and single kernels round differently; a wrong mask gives about 1."""
+
+WayName = Literal["split", "per-class", "row-by-row"]
+
+
+class Layout(NamedTuple):
+    """The chosen way and why; `shapes` is None for row-by-row."""
+
+    way: WayName
+    reason: str
+    shapes: list[LayerShape] | None
+
+    def describe(self) -> str:
+        """For logs and metrics: "batched" or "row-by-row: reason"."""
+        return "batched" if self.shapes is not None else f"row-by-row: {self.reason}"
+
+    def new_batch(self, model: Any, classes: tuple[int, ...]) -> Callable[[], Batch]:
+        """A factory of empty batches of this layout."""
+        shapes, way = self.shapes, self.way
+        if shapes is None or way == "row-by-row":
+            return lambda: SoloBatch(model)
+        return lambda: RowBatch(model, shapes, classes, way)
+
+
+def choose_layout(model: Any) -> Layout:
+    """Try the ways from fastest to safest on three short rows. Never raises for a model that runs alone."""
+    bind_attention(attention)
+    try:
+        shapes = learn_shapes(model)
+    except UnbatchableCache as error:
+        return Layout("row-by-row", str(error), None)
+    expected = _decode(model, SoloBatch(model))
+    one_class = _difference(model, RowBatch(model, shapes, ()), expected)
+    if one_class is not None:
+        return Layout("row-by-row", one_class, None)
+    ways: tuple[ClassForward, ...] = ("split", "per-class")
+    reasons = []
+    for way in ways:
+        fault = _difference(model, RowBatch(model, shapes, (4, 8, 1 << 30), way), expected)
+        if fault is None:
+            return Layout(way, "; ".join(reasons) or "logits agree", shapes)
+        reasons.append(f"{way}: {fault}")
+    return Layout("row-by-row", "; ".join(reasons), None)
+
+
+def _difference(model: Any, batch: Batch, expected: list[mx.array]) -> str | None:
+    """None when the batch's logits agree with those of rows alone, else what is wrong."""
+    try:
+        found = _decode(model, batch)
+    except Exception as error:
+        logger.debug("layout probe", exc_info=True)
+        return f"{type(error).__name__}: {str(error)[:120]}"
+    allowed = EXACT_ERROR if found[0].dtype == mx.float32 else ROUNDED_ERROR
+    for a, b in zip(found, expected, strict=True):
+        x, y = a.astype(mx.float32), b.astype(mx.float32)
+        error = (mx.linalg.norm(x - y, axis=-1) / (mx.linalg.norm(y, axis=-1) + 1e-6)).max().item()
+        if not float(error) <= allowed:
+            return f"logits differ by {float(error):.3g}, allowed {allowed}"
+    return None
+
+
+def _decode(model: Any, batch: Batch) -> list[mx.array]:
+    """Logits (rows, vocabulary) of each step, in row order."""
+    tokens = {}
+    for row, length in enumerate(PROBE_LENGTHS):
+        staged = StagedRow(model)
+        staged.append([(7 * row + 3 * place) % 50 + 1 for place in range(length)])
+        batch.join(row, staged)
+        tokens[row] = row + 1
+    out = []
+    for step in range(PROBE_STEPS):
+        order = batch.order
+        logits = batch.forward(mx.array([[0 if row is None else tokens[row] + step] for row in order]))[:, -1]
+        places = [order.index(row) for row in range(len(PROBE_LENGTHS))]
+        out.append(logits[mx.array(places)])
+        mx.eval(out[-1])
+    return out

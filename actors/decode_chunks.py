@@ -42,21 +42,19 @@ class ChunkDesk:
         if not offer.chunks:
             return ()
         replaced, self._offer = self._offer, offer
-        if replaced is None:
-            return ()
-        return tuple(ChunkDone(chunk.row, 0, chunk.start, 0.0, dropped=True) for chunk in replaced.chunks)
+        return () if replaced is None else _dropped(replaced.chunks)
 
-    def withdraw(self, leaders: Iterable[int]) -> bool:
-        """Forget rows whose prefill ended early. True when that left an offer without chunks."""
+    def withdraw(self, leaders: Iterable[int]) -> tuple[ChunkDone, ...]:
+        """Forget rows whose prefill ended early; returns their chunks that were not planned."""
         gone = set(leaders)
         for leader in gone:
             self.discard(leader)
         offer = self._offer
-        if offer is None or not any(chunk.row in gone for chunk in offer.chunks):
-            return False
-        chunks = tuple(chunk for chunk in offer.chunks if chunk.row not in gone)
-        self._offer = type(offer)(chunks, offer.after_decode_s) if chunks else None
-        return not chunks
+        if offer is None:
+            return ()
+        kept = tuple(chunk for chunk in offer.chunks if chunk.row not in gone)
+        self._offer = type(offer)(kept, offer.after_decode_s) if kept else None
+        return _dropped(tuple(chunk for chunk in offer.chunks if chunk.row in gone))
 
     def discard(self, leader: int) -> None:
         """Free a leader's staged KV with the next plan, if there is any."""
@@ -105,3 +103,7 @@ class ChunkDesk:
             )
             for chunk, outcome in zip(chunks, outcomes, strict=True)
         )
+
+
+def _dropped(chunks: tuple[Chunk, ...]) -> tuple[ChunkDone, ...]:
+    return tuple(ChunkDone(chunk.row, 0, chunk.start, 0.0, dropped=True) for chunk in chunks)

@@ -108,8 +108,8 @@ class DecodeCore:
 
     def withdraw(self, leaders: Iterable[int]) -> None:
         """Rows whose prefill ended early."""
-        if self._desk.withdraw(leaders):
-            self._report(())
+        if dropped := self._desk.withdraw(leaders):
+            self._report(dropped)
 
     def cancel(self, rows: Iterable[int], *, timeout: bool = False) -> None:
         """End rows at the start of the next commit, or now when no step is out."""

@@ -33,10 +33,9 @@ class ChunkCost:
         base_s = token_s or _UNKNOWN_TOKEN_S
         self.base_s = base_s
         self.depth_s = base_s * _UNKNOWN_DEPTH_RATIO
-        self._prior = (self.base_s, self.depth_s)
         # Sums over chunks of weight * (1, depth, depth^2) and weight * seconds a token * (1, depth); depth in units
         # of 4096 tokens, which keeps both directions of the same size.
-        self._sums = [0.0] * 5
+        self._sums = [0.5, 0.0, 0.0, 0.5 * token_s, 0.0] if token_s else [0.0] * 5
         self._seen = 0
 
     def seconds(self, tokens: int, depth: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .errors import ended_early
-from .logprobs import TokenText, chat_logprobs, legacy_logprobs
+from .logprobs import chat_logprobs, legacy_logprobs
 from .sse import EARLY_ENDS, StreamHead, usage_total
 from .wire.chat import AnswerMessage, ChatChoice, ChatCompletion
 from .wire.completions import TextChoice, TextCompletion
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..runtime.generation import Choice, Completion
+    from .logprobs import TokenText
 
 
 def chat_answer(head: StreamHead, completions: Sequence[Completion], token_text: TokenText) -> ChatCompletion:

@@ -21,13 +21,14 @@ import msgspec
 
 from ..runtime.events import Event, Failed, Finished, PrefillProgress, TextDelta, Usage
 from .errors import ApiError, ended_early, from_failed, internal
-from .logprobs import TokenText, chat_logprobs, legacy_logprobs
+from .logprobs import chat_logprobs, legacy_logprobs
 from .wire.usage import CompletionUsage, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..runtime.events import PositionLogprobs
+    from .logprobs import TokenText
 
 logger = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ async def run_fairness(target: Target, plan: FairnessPlan) -> FairnessResult:
 
 
 def _request(target: Target, prompt: str, max_tokens: int) -> bytes:
-    body = request_body("completions", prompt, max_tokens, {"temperature": 0.0})
+    body = request_body("completions", prompt, max_tokens, {"temperature": 0.0, "ignore_eos": True})
     return target.request(PATHS["completions"], body)
 
 

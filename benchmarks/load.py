@@ -41,6 +41,8 @@ class LoadPlan:
     sampling: Sampling = "greedy"
     prompts: Shape = "fixed"
     base_words: int = 16
+    ignore_eos: bool = True
+    """Ask for full length; servers that do not know the field end early on a real model."""
     salt: str = "0"
     timeout_s: float = 300.0
 
@@ -48,7 +50,10 @@ class LoadPlan:
         """Request number `turn` of stream number `stream`."""
         count = prompt_words(stream, self.streams, self.prompts, self.base_words)
         prompt = words(count, f"{self.salt}-{stream}-{turn}")
-        body = request_body(self.endpoint, prompt, self.tokens, sampling_fields(stream, self.sampling))
+        fields = sampling_fields(stream, self.sampling)
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        body = request_body(self.endpoint, prompt, self.tokens, fields)
         return target.request(PATHS[self.endpoint], body)
 
 
@@ -144,6 +149,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", choices=("chat", "completions"), default=default.endpoint)
     parser.add_argument("--prompts", choices=("fixed", "ragged"), default=default.prompts)
     parser.add_argument("--words", type=int, default=default.base_words, help="words of the shortest prompt")
+    parser.add_argument("--honour-eos", action="store_true", help="do not send ignore_eos")
     parser.add_argument("--timeout", type=float, default=default.timeout_s, help="seconds for one request")
 
 
@@ -157,6 +163,7 @@ def plan_from(options: argparse.Namespace, sampling: Sampling, salt: str) -> Loa
         sampling=sampling,
         prompts=options.prompts,
         base_words=options.words,
+        ignore_eos=not options.honour_eos,
         salt=salt,
         timeout_s=options.timeout,
     )

@@ -49,7 +49,7 @@ def sampling_fields(stream: int, sampling: Sampling) -> dict[str, Any]:
 
 
 def request_body(endpoint: Endpoint, prompt: str, max_tokens: int, fields: dict[str, Any]) -> dict[str, Any]:
-    """A streaming request that asks for usage and no early end."""
+    """A streaming request that asks for usage."""
     content: dict[str, Any] = {"prompt": prompt}
     if endpoint == "chat":
         content = {"messages": [{"role": "user", "content": prompt}]}
@@ -57,7 +57,6 @@ def request_body(endpoint: Endpoint, prompt: str, max_tokens: int, fields: dict[
         **content,
         **fields,
         "max_tokens": max_tokens,
-        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

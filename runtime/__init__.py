@@ -1,1 +1,60 @@
-"""Mechanism: actors' base, messages, the MLX thread, rows and KV, text, and the embedding facade."""
+"""Mechanism: actors' base, messages, the MLX thread, rows and KV, text, and the embedding facade.
+
+    from mlx_troupe.runtime import Generation, Runtime, RuntimeConfig, SamplingParams
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import RuntimeConfig
+    from .errors import InvalidRequest, NotReady, Overloaded, TroupeError
+    from .events import Failed, Finished, PrefillProgress, TextDelta
+    from .facade import Runtime
+    from .generation import Choice, Completion, Generation, ModelInfo
+    from .sampling_params import SamplingParams
+
+_HOMES = {
+    "Choice": "generation",
+    "Completion": "generation",
+    "Failed": "events",
+    "Finished": "events",
+    "Generation": "generation",
+    "InvalidRequest": "errors",
+    "ModelInfo": "generation",
+    "NotReady": "errors",
+    "Overloaded": "errors",
+    "PrefillProgress": "events",
+    "Runtime": "facade",
+    "RuntimeConfig": "config",
+    "SamplingParams": "sampling_params",
+    "TextDelta": "events",
+    "TroupeError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the facade imports the actors, which import this package's types."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+__all__ = [
+    "Choice",
+    "Completion",
+    "Failed",
+    "Finished",
+    "Generation",
+    "InvalidRequest",
+    "ModelInfo",
+    "NotReady",
+    "Overloaded",
+    "PrefillProgress",
+    "Runtime",
+    "RuntimeConfig",
+    "SamplingParams",
+    "TextDelta",
+    "TroupeError",
+]

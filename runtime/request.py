@@ -8,12 +8,15 @@ prefill, prefill, decode); only the owner changes it.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from .events import Failed, Finished, FinishReason, PositionLogprobs, Usage
 from .errors import InvalidRequest, Overloaded, TroupeError
+from .events import Failed, Finished, FinishReason, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .constraint import Constraint
     from .event_stream import EventStream
     from .sampling_params import SamplingParams
     from .text import TextStream
@@ -43,6 +46,14 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+class GapRecorder(Protocol):
+    """Hears the time between tokens."""
+
+    def observe(self, seconds: float, /) -> None:
+        """One gap."""
+        ...
+
+
 class IllegalTransition(RuntimeError):
     """A request was moved along an edge that does not exist: a bug, never a client's doing."""
 
@@ -63,6 +74,9 @@ class Request:
         cached: of these, how many came from the prefix cache.
         leader: row whose prefill this one shares (its own number when it does its own).
         deadline_s: clock time at which it ends with "timeout"; None is never.
+        constraint: masks its tokens; handed to the engine when the row joins.
+        on_end: called once with the request, when it has ended.
+        gaps: hears the seconds between two tokens.
     """
 
     __slots__ = (
@@ -71,16 +85,19 @@ class Request:
         "cache",
         "cached",
         "computed",
+        "constraint",
         "deadline_s",
         "events",
         "finish_reason",
         "first_token_s",
         "finished_s",
+        "gaps",
         "index",
         "last_token_s",
         "leader",
         "max_tokens",
         "min_tokens",
+        "on_end",
         "output",
         "priority",
         "prompt",
@@ -111,7 +128,13 @@ class Request:
         deadline_s: float | None = None,
         priority: int = 0,
         cache: bool = True,
+        constraint: Constraint | None = None,
+        on_end: Callable[[Request], None] | None = None,
+        gaps: GapRecorder | None = None,
     ) -> None:
+        self.constraint = constraint
+        self.on_end = on_end
+        self.gaps = gaps
         self.row = row
         self.request_id = request_id
         self.index = index
@@ -188,6 +211,5 @@ class Request:
         self.move(State.FINISHED)
         self.finish_reason = reason
         self.finished_s = now_s
-
-
-__all__ = ["PLACEHOLDER", "TRANSITIONS", "IllegalTransition", "PositionLogprobs", "Request", "State"]
+        if self.on_end is not None:
+            self.on_end(self)

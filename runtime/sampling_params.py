@@ -36,7 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         frequency_penalty: subtracted once per occurrence in its window; 0 does nothing.
         logit_bias: pairs of token id and the amount added to its logit.
         suppressed: token ids that are never sampled.
-        seed: fixes the row's randomness whatever its neighbours; the facade draws one when the client gives none.
+        seed: fixes the row's randomness whatever its neighbours; None lets the facade draw one.
         top_logprobs: None reports no log-probabilities; n >= 0 reports the chosen token's and the n best.
     """
 
@@ -54,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_window: int = 20
     logit_bias: tuple[tuple[int, float], ...] = ()
     suppressed: tuple[int, ...] = ()
-    seed: int = 0
+    seed: int | None = None
     top_logprobs: int | None = None
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .fields import Number, RefusedFields, RequestFields
+from .fields import Number, RequestFields
 from .usage import CompletionUsage
 
 
@@ -31,7 +31,7 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: Any = None
 
 
-class ChatRequest(RequestFields, RefusedFields, kw_only=True):
+class ChatRequest(RequestFields, kw_only=True):
     """The body of a chat request."""
 
     messages: list[Message] | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from .fields import Number, RefusedFields, RequestFields
+from .fields import Number, RequestFields
 from .usage import CompletionUsage
 
 
-class CompletionRequest(RequestFields, RefusedFields, kw_only=True):
+class CompletionRequest(RequestFields, kw_only=True):
     """The body of a completion request. `prompt` is a text, token ids, or a list of either."""
 
     prompt: str | list[str | int | float | list[int | float]] | None = None

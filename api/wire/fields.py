@@ -19,42 +19,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class RequestFields(msgspec.Struct, kw_only=True):
-    """Fields of both completion routes that are honoured.
-
-    `timeout` (seconds), `priority` (lower is sooner), `cache`, `return_progress`, `ignore_eos`, `min_tokens` and
-    `stop_token_ids` are not OpenAI's; the sampling names beyond OpenAI's are those of mlx_lm.server.
-    """
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Number | None = None
-    stop: str | list[str] | None = None
-    max_tokens: Number | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Number | None = None
-    min_p: Number | None = None
-    xtc_probability: Number | None = None
-    xtc_threshold: Number | None = None
-    repetition_penalty: Number | None = None
-    repetition_context_size: Number | None = None
-    presence_penalty: Number | None = None
-    presence_context_size: Number | None = None
-    frequency_penalty: Number | None = None
-    frequency_context_size: Number | None = None
-    logit_bias: dict[str, Number] | None = None
-    seed: Number | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Number | None = None
-    stop_token_ids: list[Number] | None = None
-    timeout: Number | None = None
-    priority: Number | None = None
-    cache: bool | None = None
-    return_progress: bool | None = None
-
-
 class RefusedFields(msgspec.Struct, kw_only=True):
     """Fields that are known, mean something, and cannot be honoured: `HARMLESS` says which values ask for nothing."""
 
@@ -103,6 +67,42 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     use_beam_search: Any = None
     verbosity: Any = None
     web_search_options: Any = None
+
+
+class RequestFields(RefusedFields, kw_only=True):
+    """Fields of both completion routes that are honoured.
+
+    `timeout` (seconds), `priority` (lower is sooner), `cache`, `return_progress`, `ignore_eos`, `min_tokens` and
+    `stop_token_ids` are not OpenAI's; the sampling names beyond OpenAI's are those of mlx_lm.server.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Number | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Number | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Number | None = None
+    min_p: Number | None = None
+    xtc_probability: Number | None = None
+    xtc_threshold: Number | None = None
+    repetition_penalty: Number | None = None
+    repetition_context_size: Number | None = None
+    presence_penalty: Number | None = None
+    presence_context_size: Number | None = None
+    frequency_penalty: Number | None = None
+    frequency_context_size: Number | None = None
+    logit_bias: dict[str, Number] | None = None
+    seed: Number | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Number | None = None
+    stop_token_ids: list[Number] | None = None
+    timeout: Number | None = None
+    priority: Number | None = None
+    cache: bool | None = None
+    return_progress: bool | None = None
 
 
 # Values, besides null, that ask for what is done anyway.

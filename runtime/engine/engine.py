@@ -76,6 +76,7 @@ class MlxEngine:
         self._token_order: list[int | None] = []
         self._fresh: dict[int, int] = {}
         self._constraints: dict[int, Constraint] = {}
+        self._doomed: list[int] = []
         self._staged: dict[int, StagedRow] = {}
         self._stash: dict[int, dict[int, Page]] = {}
         self._pages: dict[int, Page] = {}
@@ -128,6 +129,8 @@ class MlxEngine:
             allowed = self._allowed(order, plan, emit)
         sampled = self._sampler.sample(logits, order, allowed=allowed)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
+        while self._doomed:
+            self._forget(self._doomed.pop())
         flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())
         if self.facts.overlap == "build" and self._flight is not None:
             self._flight.read()
@@ -192,7 +195,7 @@ class MlxEngine:
             except Exception as error:
                 logger.exception("the constraint of row %d failed", row)
                 words[place] = 0xFFFFFFFF
-                del self._constraints[row]
+                self._doomed.append(row)
                 emit(RowsFailed(plan.step, (row,), _text(error)))
         return mx.array(words)
 

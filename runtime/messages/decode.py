@@ -22,7 +22,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
-    """Rows whose prefill ended early: forget their offered chunks and discard their staged KV."""
+    """Leaders whose prefill ended early: report their unplanned chunks as dropped and discard their staged KV."""
 
     rows: tuple[int, ...]
 

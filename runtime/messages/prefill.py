@@ -43,7 +43,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
         seconds: time it took.
         error: None unless its forward raised.
         restore_missed: its pages were gone and nothing ran.
-        dropped: decode never planned it, because another Offer replaced it.
+        dropped: decode never planned it: another Offer replaced it, or it was withdrawn.
     """
 
     row: int

@@ -19,11 +19,13 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +110,7 @@ def _openblas_report(name: str, core: str) -> BlasReport:
         f"OpenBLAS took the generic kernel {core}, several times slower than it could be. "
         f"Set {CORE_VARIABLE} (Haswell for AVX2, SkylakeX for AVX-512) or install a newer OpenBLAS."
     )
-    return BlasReport(
-        status="loaded", library=name, core=core, generic=generic, advice=advice if generic else ""
-    )
+    return BlasReport(status="loaded", library=name, core=core, generic=generic, advice=advice if generic else "")
 
 
 def _load_mkl() -> BlasReport | None:

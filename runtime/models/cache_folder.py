@@ -7,17 +7,21 @@ another process sees either nothing or all of it, and two processes never build 
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
 from .errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,15 @@ def locked(target: Path) -> Iterator[None]:
     except OSError as error:
         raise _unwritable(target.parent, error) from error
     with acquired:
+        _sweep(target)
         yield
+
+
+def _sweep(target: Path) -> None:
+    """Delete what a process that was killed left behind; the lock says that nobody is at it now."""
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextlib.contextmanager

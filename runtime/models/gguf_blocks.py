@@ -143,20 +143,16 @@ def _symmetric(
     return _integers(blocks, nibbles_at, high_at), scales, -middle * scales
 
 
-def _with_minimum(
-    blocks: Bytes, *, nibbles_at: int, high_at: int | None = None
-) -> tuple[Bytes, Floats, Floats]:
+def _with_minimum(blocks: Bytes, *, nibbles_at: int, high_at: int | None = None) -> tuple[Bytes, Floats, Floats]:
     return _integers(blocks, nibbles_at, high_at), _half(blocks, 0), _half(blocks, 2)
 
 
 def _signed_bytes(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     scales = _half(blocks, 0)
-    return blocks[:, 2:] ^ 128, scales, np.float32(-128) * scales
+    return blocks[:, 2:] ^ np.uint8(128), scales, (np.float32(-128) * scales).astype(np.float32)
 
 
-def _super_blocks(
-    blocks: Bytes, *, nibbles_at: int, high_at: int | None = None
-) -> tuple[Bytes, Floats, Floats]:
+def _super_blocks(blocks: Bytes, *, nibbles_at: int, high_at: int | None = None) -> tuple[Bytes, Floats, Floats]:
     """Q4_K and Q5_K: 256 weights, eight groups with 6-bit scales and minimums under two float16."""
     scales, minimums = _six_bit_pairs(blocks[:, 4:16])
     # Two groups share 32 bytes: low nibbles are the first group, high nibbles the second.
@@ -188,7 +184,8 @@ def _requantise(values: Floats) -> tuple[Bytes, Floats, Floats]:
     if not np.isfinite(scales).all():
         raise InvalidModel("The weights hold values that are not finite. Download the file again.")
     divisor = np.where(scales == 0, 1, scales)[:, None]
-    return np.rint((groups - least[:, None]) / divisor).astype(np.uint8), scales, least
+    integers = np.rint((groups - least[:, None]) / divisor).astype(np.uint8)
+    return integers, scales.astype(np.float32), least
 
 
 def _bit_stream(integers: Bytes, bits: int) -> npt.NDArray[np.uint32]:

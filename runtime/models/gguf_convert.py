@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +24,9 @@ from .gguf_tokenizer import write_tokenizer
 from .gguf_weights import Scales, TensorPlan, Weights, plan_weights, write_weights
 from .machine import is_linux_cpu
 from .progress import Report, ignore
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +76,14 @@ def convert_gguf(
         return target
     with locked(target):
         if not is_complete(target):
-            write_conversion(path, target, form, report)
+            write_conversion(path, target, form, origin=str(path.resolve()), report=report)
     return target
 
 
-def write_conversion(path: Path, target: Path, form: Form, report: Report = ignore) -> None:
+def write_conversion(path: Path, target: Path, form: Form, *, origin: str, report: Report = ignore) -> None:
     """Convert the GGUF file at `path` into the folder `target`, which appears when it is complete.
 
-    The caller holds the lock of `target`. Raises as `convert_gguf`.
+    `origin` says where the file came from. The caller holds the lock of `target`. Raises as `convert_gguf`.
     """
     file = GgufFile(path)
     layout = match_family(file)
@@ -93,7 +95,7 @@ def write_conversion(path: Path, target: Path, form: Form, report: Report = igno
         digests = write_weights(file, plans, folder / "model.safetensors", report)
         manifest = {
             "converter": CONVERTER_VERSION,
-            "source": str(path),
+            "origin": origin,
             "source_bytes": file.size_bytes,
             "form": form.name,
             "architecture": layout.family.architecture,

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +22,9 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from .errors import InvalidModel, ModelNotFound, UnsupportedModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -144,9 +146,7 @@ class _Cursor:
         self.position = 0
 
     def invalid(self, reason: str) -> InvalidModel:
-        return InvalidModel(
-            f"{self.path} is not a sound GGUF file: {reason}. Download it again or use another file."
-        )
+        return InvalidModel(f"{self.path} is not a sound GGUF file: {reason}. Download it again or use another file.")
 
     def take(self, count: int) -> Bytes:
         if count > len(self._data) - self.position:
@@ -193,7 +193,7 @@ class _Cursor:
         """The hot loop of a large vocabulary: no helper calls, checks kept."""
         if length * 8 > len(self._data) - self.position:
             raise self.invalid(f"{length} strings are announced at byte {self.position}, beyond its end")
-        view, position, end = memoryview(self._data), self.position, len(self._data)
+        view, position, end = self._data.data, self.position, len(self._data)
         unpack = struct.Struct("<Q").unpack_from
         strings: list[str] = []
         for _ in range(length):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidModel
-from .gguf_file import GgufFile
+
+if TYPE_CHECKING:
+    from .gguf_file import GgufFile
 
 LARGEST = 1 << 31
 

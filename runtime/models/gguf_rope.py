@@ -7,15 +7,17 @@ llama.cpp stores Llama 3's rescaling not as parameters but as a table of divisor
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidModel, UnsupportedModel
 from .gguf_blocks import dequantise
-from .gguf_file import GgufFile
-from .gguf_metadata import Metadata
+
+if TYPE_CHECKING:
+    from .gguf_file import GgufFile
+    from .gguf_metadata import Metadata
 
 FREQUENCY_TENSOR = "rope_freqs.weight"
 LLAMA3_CONTEXTS = (8192, 4096, 16384, 32768)
@@ -95,6 +97,4 @@ def llama3_divisors(
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = (context / wavelengths - low) / (high - low)
     blended = 1 / ((1 - smooth) / factor + smooth)
-    return np.where(
-        wavelengths < context / high, 1.0, np.where(wavelengths > context / low, factor, blended)
-    )
+    return np.where(wavelengths < context / high, 1.0, np.where(wavelengths > context / low, factor, blended))

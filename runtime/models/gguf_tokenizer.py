@@ -7,8 +7,7 @@ SentencePiece ("llama"), whose merges are rebuilt from the pieces and their scor
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -16,9 +15,13 @@ import numpy.typing as npt
 
 from .errors import InvalidModel, UnsupportedModel
 from .gguf_bpe import bpe_tokenizer
-from .gguf_file import GgufFile
 from .gguf_metadata import Metadata
 from .gguf_sentencepiece import sentencepiece_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .gguf_file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
@@ -133,14 +136,10 @@ def _unique(tokens: list[str]) -> list[str]:
     return unique
 
 
-def _ends(
-    metadata: Metadata, tokens: list[str], types: npt.NDArray[np.int32], eos: int | None
-) -> tuple[int, ...]:
+def _ends(metadata: Metadata, tokens: list[str], types: npt.NDArray[np.int32], eos: int | None) -> tuple[int, ...]:
     named = [metadata.token(f"tokenizer.ggml.{name}_token_id", len(tokens)) for name in ("eot", "eom")]
     special = [
-        int(i)
-        for i in np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED)))
-        if tokens[i] in END_OF_TURN_TEXTS
+        int(i) for i in np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED))) if tokens[i] in END_OF_TURN_TEXTS
     ]
     return tuple(dict.fromkeys(i for i in (eos, *named, *special) if i is not None))
 

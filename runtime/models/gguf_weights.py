@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,10 +10,15 @@ import numpy.typing as npt
 
 from .errors import InvalidModel
 from .gguf_blocks import FLOAT_BLOCKS, GROUP, check_supported, dequantise, pack, packed_bits
-from .gguf_families import Layout
 from .gguf_file import GgufFile, GgufTensor
 from .progress import Progress, Report
 from .safetensors_file import SafetensorsWriter, TensorSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .gguf_families import Layout
 
 Weights = Literal["float32", "float16", "bfloat16", "packed"]
 Scales = Literal["float32", "half"]
@@ -76,9 +79,7 @@ def _plan(tensor: GgufTensor, name: str, layout: Layout, float_type: str, *, pac
     )
 
 
-def _slots(
-    tensor: GgufTensor, name: str, module: str, bits: int | None, float_type: str
-) -> tuple[TensorSlot, ...]:
+def _slots(tensor: GgufTensor, name: str, module: str, bits: int | None, float_type: str) -> tuple[TensorSlot, ...]:
     if bits is None:
         return (TensorSlot(name, float_type, tensor.shape),)
     rows, columns = tensor.shape

@@ -130,9 +130,9 @@ def _snapshot(
 
 def _reporting_bar(stage: str, report: Report) -> Any:
     """A progress bar class that reports bytes instead of drawing. It may be called on download threads."""
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
-    class ReportingBar(tqdm):  # type: ignore[type-arg]
+    class ReportingBar(tqdm):
         def __init__(self, *positional: Any, **settings: Any) -> None:
             settings.pop("name", None)
             super().__init__(*positional, **settings | {"file": io.StringIO(), "disable": False})

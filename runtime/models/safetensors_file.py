@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 BYTES_PER_ELEMENT = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 ALIGNMENT = 64
@@ -56,7 +58,7 @@ class SafetensorsWriter:
 
     def append(self, name: str, values: npt.NDArray[Any]) -> None:
         """Append rows to tensor `name`; `values` already has the bytes of its dtype."""
-        data = memoryview(np.ascontiguousarray(values)).cast("B")
+        data = np.ascontiguousarray(values).data.cast("B")
         slot, written = self._slots[name], self._written[name]
         if written + len(data) > slot.size_bytes:
             raise ValueError(f"more data than {slot} holds")

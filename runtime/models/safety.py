@@ -8,11 +8,13 @@ of them.
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidModel, UnsafeModel, UnsupportedModel
 from .supported import check_architecture
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_JSON_BYTES = 64 << 20

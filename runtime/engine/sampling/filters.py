@@ -1,7 +1,7 @@
-"""From logits to tokens for rows of one need: pure, lazy functions over (rows, vocabulary) arrays.
+"""From logits to the masses of the tokens kept, for rows of one need: pure, lazy functions.
 
 The order of the steps is that of mlx_lm.sample_utils.make_sampler: top-p, min-p, XTC, top-k, each on the untempered
-distribution that the one before left, then the temperature, then one draw. With `excess` = best logit - logit >= 0:
+distribution that the one before left, then the temperature. With `excess` = best logit - logit >= 0:
 
 - top-p keeps a token if the mass of all strictly more likely ones is below top_p * total (ties stay together);
 - min-p keeps it if excess <= -log(min_p);
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .mass import ENDLESS, count, cut, decay, pick, share_of, to_mass
+from .mass import ENDLESS, count, cut, decay, share_of, to_mass
 
 
 class Columns(NamedTuple):
@@ -59,18 +59,17 @@ class Xtc(NamedTuple):
     exempt: mx.array | None
 
 
-def sample_all(logits: mx.array, columns: Columns, uniforms: mx.array, xtc: Xtc | None, sort_limit: int) -> mx.array:
-    """Sample over the whole vocabulary, exactly, however many tokens are kept.
+def all_masses(logits: mx.array, columns: Columns, xtc: Xtc | None, sort_limit: int) -> mx.array:
+    """What each token of the vocabulary weighs in the draw, exactly, however many tokens are kept.
 
     Args:
         logits: (B, V) float32.
         columns: the rows' parameters.
-        uniforms: (B, 1) int64 draws.
         xtc: None when XTC leaves every row alone.
         sort_limit: see `cut`.
 
     Returns:
-        (B,) int32 tokens.
+        (B, V) int64 masses, 0 for the tokens that are not kept.
     """
     excess = logits.max(axis=-1, keepdims=True) - logits
     keep = None
@@ -86,13 +85,16 @@ def sample_all(logits: mx.array, columns: Columns, uniforms: mx.array, xtc: Xtc 
         excess = mx.maximum(excess - mx.where(keep, excess, math.inf).min(axis=-1, keepdims=True), 0.0)
     if columns.top_k is not None:
         keep = _top_k_keeps(excess, keep, columns.top_k, sort_limit)
-    return pick(_tempered(excess, keep, columns.coldness), uniforms)
+    return _tempered(excess, keep, columns.coldness)
 
 
-def sample_ranked(logits: mx.array, columns: Columns, uniforms: mx.array, width: int) -> mx.array:
-    """Sample among the `width` best tokens: exact for rows whose top-k is at most that and that have no XTC.
+def ranked_masses(logits: mx.array, columns: Columns, width: int) -> tuple[mx.array, mx.array]:
+    """The same among the `width` best tokens: exact for rows whose top-k is at most that and that have no XTC.
 
-    Shapes as for `sample_all`. Only the mass that top-p refers to is taken over the whole vocabulary.
+    Only the mass that top-p refers to is taken over the whole vocabulary.
+
+    Returns:
+        (B, width) token ids, falling by logit, and their (B, width) int64 masses.
     """
     ids = _best(logits, width)
     values = mx.take_along_axis(logits, ids, axis=-1)
@@ -108,8 +110,7 @@ def sample_ranked(logits: mx.array, columns: Columns, uniforms: mx.array, width:
         keep = _within(keep, excess <= columns.ceiling)
     if columns.top_k is not None:
         keep = _within(keep, mx.arange(ids.shape[-1]) < columns.top_k)
-    column = pick(_tempered(excess, keep, columns.coldness), uniforms)
-    return mx.take_along_axis(ids, column[:, None], axis=-1)[:, 0].astype(mx.int32)
+    return ids, _tempered(excess, keep, columns.coldness)
 
 
 def _best(logits: mx.array, width: int) -> mx.array:

@@ -11,9 +11,9 @@ import numpy as np
 
 from .draws import UNIFORM_BITS, draw
 from .edits import Biases, apply_mask, build_biases
-from .filters import Columns, Share, Xtc, sample_all, sample_ranked
+from .filters import Columns, Share, Xtc, all_masses, ranked_masses
 from .logprobs import RowLogprobs, row_logprobs
-from .mass import ENDLESS, to_fixed
+from .mass import ENDLESS, pick, to_fixed
 from .penalties import PenaltyGroup
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Need(NamedTuple):
 
     Attributes:
         method: see there.
-        width: of `sample_ranked`.
+        width: of `ranked_masses`.
         steps: the filters the row pays for, so that rows without one do not. Small vocabularies leave it empty: there
             the number of operations counts, not their size, and a step changes nothing for rows that do not ask for it.
     """
@@ -91,16 +91,16 @@ class Group:
         self.rows = [row for _, row in members]
         self._take = taker(self.slots, batch)
         self._limits = limits
-        self._columns = _build_columns([row.params for row in self.rows], limits.vocab_size)
+        self._columns = build_columns([row.params for row in self.rows], limits.vocab_size)
 
     def sample(
-        self, logits: mx.array, uniforms: mx.array, luck: NDArray[np.int32], exempt: mx.array | None
+        self, logits: mx.array, picks: NDArray[np.int64], luck: NDArray[np.int32], exempt: mx.array | None
     ) -> mx.array:
         """Choose the rows' tokens, (rows,) int32.
 
         Args:
             logits: (B, V), the whole batch.
-            uniforms: (rows, 1) int64, for the token.
+            picks: (rows, 1) on the host, uniforms for the token.
             luck: (rows,) on the host, for XTC.
             exempt: (V,) bool, tokens XTC never drops.
         """
@@ -108,10 +108,12 @@ class Group:
         if self.need.method is Method.GREEDY:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         logits = logits.astype(mx.float32)
-        if self.need.method is Method.RANKED:
-            return sample_ranked(logits, self._columns, uniforms, self.need.width)
-        xtc = self._xtc(luck, exempt)
-        return sample_all(logits, self._columns, uniforms, xtc, self._limits.sort_limit)
+        uniforms = mx.array(picks)
+        if self.need.method is Method.ALL:
+            masses = all_masses(logits, self._columns, self._xtc(luck, exempt), self._limits.sort_limit)
+            return pick(masses, uniforms)
+        ids, masses = ranked_masses(logits, self._columns, self.need.width)
+        return mx.take_along_axis(ids, pick(masses, uniforms)[:, None], axis=-1)[:, 0].astype(mx.int32)
 
     def _xtc(self, luck: NDArray[np.int32], exempt: mx.array | None) -> Xtc | None:
         """This step's thresholds; None when XTC leaves every row alone."""
@@ -169,7 +171,7 @@ class Plan:
         if not self._groups:
             return mx.zeros((logits.shape[0],), dtype=mx.int32)
         picks, luck = draw(self._hashes, [row.position for row in self._drawing])
-        uniforms = mx.array(picks[:, None]).astype(mx.int64)
+        uniforms = picks[:, None].astype(np.int64)
         parts, start = [], 0
         for group in self._groups:
             end = start if _is_greedy(group) else start + len(group.rows)
@@ -241,7 +243,8 @@ def _order(grouped: Sequence[int], batch: int) -> mx.array | None:
     return mx.array(order)
 
 
-def _build_columns(params: Sequence[SamplingParams], vocab_size: int) -> Columns:
+def build_columns(params: Sequence[SamplingParams], vocab_size: int) -> Columns:
+    """The parameters of a group's rows on the device."""
     ceilings = [-math.log(p.min_p) if p.min_p > 0.0 else math.inf for p in params]
     top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size + 1 for p in params]
     top_p = None

@@ -1,0 +1,241 @@
+"""Admission's decisions: who waits, who goes in, who is turned away, each with a reason.
+
+Gates for a request that arrives: draining, duplicate id, more rows than there can ever be, queue full.
+Gates for the head of the queue, in order: `max_rows`, then `memory` (never when nothing runs, since then nothing could
+end and free any). The queue is first come, first served within a priority; a head that is held holds those behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..runtime.errors import InvalidRequest, NotReady, Overloaded
+from ..runtime.messages.prefill import Admitted, CancelRows
+from ..runtime.request import State
+
+if TYPE_CHECKING:
+    from ..runtime.clock import Clock
+    from ..runtime.errors import TroupeError
+    from ..runtime.messages.prefill import PrefillMessage
+    from ..runtime.request import Request
+
+STALL_S = 60.0
+"""Longest that memory may hold the head of the queue."""
+_RATE_SMOOTHING = 0.2
+_RETRY_S = (1.0, 60.0)
+
+
+class AdmissionPolicy(msgspec.Struct, frozen=True):
+    """Settings of the gates, see RuntimeConfig."""
+
+    max_rows: int = 64
+    max_queue: int = 256
+    queue_timeout_s: float | None = None
+
+
+class Waiting:
+    """A request in the queue."""
+
+    __slots__ = ("number", "request_id", "rows")
+
+    def __init__(self, rows: tuple[Request, ...], number: int) -> None:
+        self.rows = rows
+        self.number = number
+        self.request_id = rows[0].request_id
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Order in the queue."""
+        return self.rows[0].priority, self.number
+
+
+class AdmissionCore:
+    """Owned by the admission actor, who sends what is in the outbox after each turn.
+
+    It knows every live row, so that at the end of everything it can end them all.
+
+    Attributes:
+        holds: how often the head of the queue was found held, by reason.
+        rejections: requests turned away, by error code.
+        finished: rows that ended, by finish reason.
+    """
+
+    def __init__(self, policy: AdmissionPolicy, *, clock: Clock) -> None:
+        self.to_prefill: list[PrefillMessage] = []
+        self.holds: Counter[str] = Counter()
+        self.rejections: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()
+        self.draining = False
+        self._policy = policy
+        self._clock = clock
+        self._queue: list[Waiting] = []
+        self._admitted: dict[int, Request] = {}
+        self._live: dict[str, list[Request]] = {}
+        self._number = 0
+        self._pause: str | None = None
+        self._stalled: tuple[Waiting, float] | None = None
+        self._last_end_s: float | None = None
+        self._end_interval_s = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def admitted(self) -> int:
+        """Rows let in and not ended."""
+        return len(self._admitted)
+
+    @property
+    def idle(self) -> bool:
+        """True when no row is alive."""
+        return not self._live
+
+    def submit(self, rows: tuple[Request, ...]) -> TroupeError | None:
+        """Queue a request, or say why not."""
+        entry = Waiting(rows, self._number)
+        error = self._refusal(entry)
+        if error is not None:
+            self.rejections[error.code] += 1
+            return error
+        self._number += 1
+        insort(self._queue, entry, key=lambda waiting: waiting.place)
+        self._live[entry.request_id] = list(rows)
+        self.settle()  # a burst handled in one turn fills free places before it fills the queue
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        """End every row of a request; unknown ids are ignored."""
+        for entry in self._queue:
+            if entry.request_id == request_id:
+                self._leave_queue(entry)
+                for request in entry.rows:
+                    request.finish("cancelled", self._clock.now())
+                    self._count_end(request)
+                return
+        if rows := self._live.get(request_id):
+            self.to_prefill.append(CancelRows(tuple(request.row for request in rows)))
+
+    def row_done(self, row: int) -> None:
+        """An admitted row has ended."""
+        request = self._admitted.pop(row, None)
+        if request is None:
+            return  # all have been ended by `fail_all`
+        self._count_end(request)
+        if request.request_id not in self._live:
+            self._measure_rate()
+
+    def pause(self, reason: str | None) -> None:
+        """Hold new work for a reason, or stop holding it."""
+        self._pause = reason
+
+    def expire(self) -> None:
+        """End requests that have waited too long."""
+        now_s = self._clock.now()
+        for entry in list(self._queue):
+            first = entry.rows[0]
+            waited_s = now_s - first.arrived_s
+            if first.deadline_s is not None and first.deadline_s <= now_s:
+                self._leave_queue(entry)
+                for request in entry.rows:
+                    request.finish("timeout", now_s)
+                    self._count_end(request)
+            elif self._policy.queue_timeout_s is not None and waited_s >= self._policy.queue_timeout_s:
+                self._reject(entry, self._overloaded(f"waited {waited_s:.0f} s for admission", "queue_timeout"))
+        if self._stalled is not None and now_s - self._stalled[1] >= STALL_S:
+            text = f"memory held the request for {STALL_S:.0f} s ({self._pause}); send less context or try later"
+            self._reject(self._stalled[0], self._overloaded(text, "memory_admission_stalled"))
+
+    def settle(self) -> None:
+        """Let in from the head of the queue as long as no gate holds it."""
+        while self._queue:
+            head = self._queue[0]
+            reason = self._gate(head)
+            self._watch_stall(head, reason)
+            if reason is not None:
+                self.holds[reason] += 1
+                return
+            del self._queue[0]
+            now_s = self._clock.now()
+            for request in head.rows:
+                request.move(State.ADMITTED)
+                request.admitted_s = now_s
+                self._admitted[request.row] = request
+            self.to_prefill.append(Admitted(head.rows))
+
+    def fail_all(self, error: TroupeError) -> None:
+        """End every live row with an error."""
+        now_s = self._clock.now()
+        for request in [request for rows in self._live.values() for request in rows]:
+            request.fail(error, now_s)
+            self._count_end(request)
+        self._queue.clear()
+        self._admitted.clear()
+
+    def retry_after_s(self) -> float:
+        """When a place in the queue should be free: the queue's length times the time between recent ends."""
+        low, high = _RETRY_S
+        return float(min(high, max(low, math.ceil((len(self._queue) + 1) * self._end_interval_s))))
+
+    def _refusal(self, entry: Waiting) -> TroupeError | None:
+        limit = self._policy.max_rows
+        if self.draining:
+            return NotReady("the server is shutting down; send the request elsewhere", code="draining")
+        if entry.request_id in self._live:
+            return InvalidRequest(f"a request {entry.request_id!r} is running already", param="request_id")
+        if len(entry.rows) > limit:
+            return InvalidRequest(f"n is at most {limit}, the number of rows this server runs", param="n")
+        at_once = not self._queue and self._gate(entry) is None
+        if len(self._queue) >= self._policy.max_queue and not at_once:
+            return self._overloaded(f"{len(self._queue)} requests wait already; try later", "overloaded")
+        return None
+
+    def _gate(self, head: Waiting) -> str | None:
+        """Why the head of the queue may not go in; None when it may."""
+        if len(self._admitted) + len(head.rows) > self._policy.max_rows:
+            return "max_rows"
+        if self._pause is not None and self._admitted:
+            return "memory"
+        return None
+
+    def _watch_stall(self, head: Waiting, reason: str | None) -> None:
+        if reason != "memory":
+            self._stalled = None
+        elif self._stalled is None or self._stalled[0] is not head:
+            self._stalled = (head, self._clock.now())
+
+    def _overloaded(self, text: str, code: str) -> Overloaded:
+        return Overloaded(text, retry_after_s=self.retry_after_s(), code=code)
+
+    def _reject(self, entry: Waiting, error: Overloaded) -> None:
+        self.rejections[error.code] += 1
+        self._leave_queue(entry)
+        for request in entry.rows:
+            request.fail(error, self._clock.now())
+            self._count_end(request)
+
+    def _leave_queue(self, entry: Waiting) -> None:
+        self._queue.remove(entry)
+        if self._stalled is not None and self._stalled[0] is entry:
+            self._stalled = None
+
+    def _count_end(self, request: Request) -> None:
+        self.finished[str(request.finish_reason)] += 1
+        rows = self._live[request.request_id]
+        rows.remove(request)
+        if not rows:
+            del self._live[request.request_id]
+
+    def _measure_rate(self) -> None:
+        now_s = self._clock.now()
+        if self._last_end_s is not None:
+            interval_s = now_s - self._last_end_s
+            step = _RATE_SMOOTHING if self._end_interval_s else 1.0
+            self._end_interval_s += (interval_s - self._end_interval_s) * step
+        self._last_end_s = now_s

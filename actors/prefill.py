@@ -1,0 +1,69 @@
+"""The prefill actor: the message loop around `PrefillCore`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from ..runtime.actor import Actor
+from ..runtime.messages.prefill import (
+    Admitted,
+    CancelRows,
+    ChunksDone,
+    DecodeLoad,
+    Matched,
+    PrefillMessage,
+    Tick,
+)
+from .delivery import deliver
+
+if TYPE_CHECKING:
+    from ..runtime.actor import Ref
+    from ..runtime.clock import Clock
+    from ..runtime.errors import ActorDied
+    from ..runtime.messages.admission import AdmissionMessage
+    from ..runtime.messages.cache_store import CacheStoreMessage
+    from ..runtime.messages.decode import DecodeMessage
+    from .prefill_core import PrefillCore
+
+
+class PrefillActor(Actor[PrefillMessage]):
+    """Owns admitted requests until their prompts are computed."""
+
+    admission: Ref[AdmissionMessage]
+    decode: Ref[DecodeMessage]
+    cache_store: Ref[CacheStoreMessage]
+
+    def __init__(self, core: PrefillCore, *, inbox: int, clock: Clock) -> None:
+        super().__init__("prefill", inbox=inbox, clock=clock)
+        self.core = core
+
+    def handle(self, message: PrefillMessage) -> None:
+        """See messages/prefill.py."""
+        core = self.core
+        match message:
+            case ChunksDone():
+                core.done(message)
+            case Admitted():
+                core.admit(message.rows)
+            case Matched():
+                core.matched(message)
+            case CancelRows():
+                core.cancel(message.rows, timeout=message.timeout)
+            case DecodeLoad():
+                core.load(message.decoding_rows)
+            case Tick():
+                core.expire()
+            case _:
+                assert_never(message)
+
+    def settle(self) -> None:
+        """Choose the next chunks and send all messages; the cache-store's first, so that new pages can be matched."""
+        core = self.core
+        core.settle()
+        deliver(core.to_cache, self.cache_store)
+        deliver(core.to_decode, self.decode)
+        deliver(core.to_admission, self.admission)
+
+    def on_death(self, error: ActorDied) -> None:
+        """Every row being computed ends with the error."""
+        self.core.fail_all(error)

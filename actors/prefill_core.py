@@ -1,0 +1,275 @@
+"""Prefill's decisions: computes prompts chunk by chunk up to their last token but one, then hands the rows to decode.
+
+One offer is with decode at a time, so that the next choice knows how long the last one took. A second may follow it
+when a short prompt arrives while a long chunk still waits for running rows to get their share: if decode has not
+planned the long chunk yet, it reports it as dropped and runs the short one first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..runtime.errors import EngineFailed
+from ..runtime.events import PrefillProgress
+from ..runtime.messages.admission import RowDone
+from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, Store, Unlease
+from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
+from ..runtime.messages.executor import Chunk
+from ..runtime.request import State
+from .prefill_policy import SHORT_S, PrefillPolicy, Prompt, choose, in_order, owed_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..runtime.clock import Clock
+    from ..runtime.errors import TroupeError
+    from ..runtime.messages.prefill import ChunkDone, ChunksDone, Matched
+    from ..runtime.request import Request
+    from .prefill_cost import ChunkCost
+
+
+class PrefillCore:
+    """Owned by the prefill actor, who sends what is in the outboxes after each turn.
+
+    Args:
+        policy: the settings.
+        cost: predicts chunk times; learns from each chunk.
+        page_tokens: tokens of a page of the prefix cache; 0 when there is none.
+        clock: for deadlines and patience.
+    """
+
+    def __init__(self, policy: PrefillPolicy, cost: ChunkCost, *, page_tokens: int, clock: Clock) -> None:
+        self.to_admission: list[RowDone] = []
+        self.to_cache: list[CacheStoreMessage] = []
+        self.to_decode: list[DecodeMessage] = []
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.cost = cost
+        self._policy = policy
+        self._page_tokens = page_tokens
+        self._clock = clock
+        self._prompts: dict[int, Prompt] = {}
+        self._offered: dict[int, tuple[Prompt, Chunk]] = {}
+        self._overtaken = False
+        self._must_answer = False
+        self._decoding = 0
+        self._chunk_s = 0.0
+        self._stores = 0
+
+    @property
+    def prefilling(self) -> int:
+        """Rows whose prompt is being computed."""
+        return sum(len(prompt.rows) for prompt in self._prompts.values())
+
+    @property
+    def idle(self) -> bool:
+        """True when no prompt is left and no chunk is with decode."""
+        return not (self._prompts or self._offered)
+
+    def admit(self, rows: tuple[Request, ...]) -> None:
+        """Begin with a new prompt."""
+        now_s = self._clock.now()
+        prompt = Prompt(rows, now_s, self._page_tokens)
+        self._prompts[prompt.leader] = prompt
+        cached = rows[0].cache and self._page_tokens > 0 and prompt.target > 0
+        for request in rows:
+            request.move(State.RESTORING if cached else State.PREFILLING)
+        if cached:
+            self._ask_match(prompt)
+        elif not prompt.target:
+            self._complete(prompt)
+
+    def matched(self, answer: Matched) -> None:
+        """The cache-store's answer."""
+        prompt = self._prompts.get(answer.row)
+        if prompt is None:
+            self.to_cache.append(Unlease(answer.row))
+            return
+        prompt.matching = False
+        prompt.restore = answer.pages
+        self._advance(prompt, answer.tokens)
+        for request in prompt.rows:
+            request.cached = answer.tokens
+            if request.state is State.RESTORING:
+                request.move(State.PREFILLING)
+
+    def done(self, report: ChunksDone) -> None:
+        """Chunks have run, or were dropped."""
+        self._decoding = report.decoding_rows
+        self._must_answer = True
+        measured_s = 0.0
+        for outcome in report.chunks:
+            prompt, chunk = self._offered.pop(outcome.row)
+            prompt.offered = None
+            if outcome.dropped:
+                self._unlease_ended(prompt)
+            else:
+                measured_s += outcome.seconds
+                self._ran(prompt, chunk, outcome)
+        if measured_s:
+            self._chunk_s = measured_s
+        if not self._offered:
+            self._overtaken = False
+
+    def load(self, decoding_rows: int) -> None:
+        """Decode has begun or stopped to have rows."""
+        self._decoding = decoding_rows
+
+    def cancel(self, rows: Iterable[int], *, timeout: bool = False) -> None:
+        """End rows that are here; decode gets the others."""
+        wanted = set(rows)
+        for prompt in list(self._prompts.values()):
+            for request in [request for request in prompt.rows if request.row in wanted]:
+                wanted.discard(request.row)
+                self._end(prompt, request, timeout=timeout)
+        if wanted:
+            self.to_decode.append(CancelRunning(tuple(sorted(wanted)), timeout))
+
+    def expire(self) -> None:
+        """End rows whose deadline has passed."""
+        now_s = self._clock.now()
+        for prompt in list(self._prompts.values()):
+            for request in list(prompt.rows):
+                if request.deadline_s is not None and request.deadline_s <= now_s:
+                    self._end(prompt, request, timeout=True)
+
+    def fail_all(self, error: TroupeError) -> None:
+        """End every row with an error."""
+        for prompt in list(self._prompts.values()):
+            self._fail(prompt, error)
+
+    def settle(self) -> None:
+        """Offer the next chunks, and answer decode's report if one came."""
+        offer = self._next_offer()
+        if offer is not None:
+            self.to_decode.append(offer)
+        elif self._must_answer:
+            self.to_decode.append(Offer((), 0.0))
+        self._must_answer = False
+
+    def _next_offer(self) -> Offer | None:
+        if any(prompt.matching for prompt in self._prompts.values()):
+            return None  # the cache-store answers within microseconds
+        free = [prompt for prompt in self._prompts.values() if prompt.offered is None]
+        contended = self._decoding > 0
+        if self._offered:
+            free = self._overtakers(free)
+        ordered = in_order(free, self.cost, self._clock.now())
+        chosen = choose(ordered, self.cost, self._policy, contended=contended)
+        stale = [prompt for prompt, _ in chosen if prompt.matched is not None and prompt.matched < self._stores]
+        for prompt in stale:
+            self._ask_match(prompt)
+        if not chosen or stale:
+            return None
+        self._overtaken = bool(self._offered)
+        chunks = tuple([self._offer(prompt, tokens) for prompt, tokens in chosen])
+        return Offer(chunks, owed_s(self._policy, self._chunk_s, contended=contended))
+
+    def _overtakers(self, free: list[Prompt]) -> list[Prompt]:
+        """Short prompts that may go before a long chunk that decode was offered already."""
+        seconds = sum(self.cost.seconds(len(chunk.tokens), chunk.start) for _, chunk in self._offered.values())
+        if self._overtaken or seconds <= SHORT_S:
+            return []
+        return [prompt for prompt in free if self.cost.seconds(prompt.remaining, prompt.computed) <= SHORT_S]
+
+    def _offer(self, prompt: Prompt, tokens: int) -> Chunk:
+        start, end = prompt.computed, prompt.computed + tokens
+        pages: tuple[int, ...] = ()
+        if prompt.head is not None:
+            pages = tuple(range(start // self._page_tokens, end // self._page_tokens))
+        chunk = Chunk(
+            prompt.leader,
+            tuple(prompt.tokens[start:end]),
+            start,
+            prompt.restore,
+            start if prompt.restore else 0,
+            pages,
+        )
+        prompt.offered = tokens
+        self._offered[prompt.leader] = (prompt, chunk)
+        return chunk
+
+    def _ran(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
+        if outcome.error is None and not outcome.restore_missed:
+            if not chunk.restore_pages:
+                self.cost.observe(outcome.tokens, outcome.start, outcome.seconds)
+            self._store(prompt, chunk)
+        if chunk.restore_pages:
+            self.to_cache.append(Unlease(prompt.leader))
+            prompt.restore = ()
+        if prompt.leader not in self._prompts:
+            return
+        prompt.matched = None
+        if outcome.error is not None:
+            self._fail(prompt, EngineFailed(outcome.error))
+        elif outcome.restore_missed:
+            self._restart(prompt, chunk)
+        else:
+            self._progress(prompt, chunk.start + len(chunk.tokens))
+
+    def _store(self, prompt: Prompt, chunk: Chunk) -> None:
+        if not chunk.stash_pages:
+            return
+        first, last = chunk.stash_pages[0], chunk.stash_pages[-1] + 1
+        tokens = tuple(prompt.tokens[: last * self._page_tokens])
+        self.to_cache.append(Store(prompt.leader, tokens, first, last))
+        self._stores += 1
+
+    def _restart(self, prompt: Prompt, chunk: Chunk) -> None:
+        """The pages were gone: compute the prompt from its start."""
+        self.to_cache.append(PagesLost(chunk.restore_pages))
+        self._advance(prompt, 0)
+        for request in prompt.rows:
+            request.cached = 0
+
+    def _progress(self, prompt: Prompt, computed: int) -> None:
+        prompt.served_s = self._clock.now()
+        self._advance(prompt, computed)
+        total = len(prompt.tokens)
+        if prompt.remaining:
+            prompt.rows[0].events.push(PrefillProgress(computed, total))
+        else:
+            prompt.rows[0].events.push(PrefillProgress(total, total))
+            self._complete(prompt)
+
+    def _advance(self, prompt: Prompt, computed: int) -> None:
+        prompt.computed = computed
+        for request in prompt.rows:
+            request.computed = computed
+
+    def _complete(self, prompt: Prompt) -> None:
+        del self._prompts[prompt.leader]
+        rows = tuple(prompt.rows)
+        self.prompt_tokens += len(prompt.tokens) * len(rows)
+        self.cached_tokens += rows[0].cached * len(rows)
+        self._decoding += len(rows)
+        self.to_decode.append(Ready(rows))
+
+    def _ask_match(self, prompt: Prompt) -> None:
+        prompt.matching = True
+        prompt.matched = self._stores
+        self.to_cache.append(Match(prompt.leader, tuple(prompt.tokens)))
+
+    def _end(self, prompt: Prompt, request: Request, *, timeout: bool) -> None:
+        request.finish("timeout" if timeout else "cancelled", self._clock.now())
+        self._drop(prompt, request)
+
+    def _fail(self, prompt: Prompt, error: TroupeError) -> None:
+        for request in list(prompt.rows):
+            request.fail(error, self._clock.now())
+            self._drop(prompt, request)
+
+    def _drop(self, prompt: Prompt, request: Request) -> None:
+        """Take out a row that has ended, and the prompt with its last row."""
+        prompt.rows.remove(request)
+        self.to_admission.append(RowDone(request.row))
+        if prompt.rows:
+            return
+        del self._prompts[prompt.leader]
+        self.to_decode.append(Withdraw((prompt.leader,)))
+        self._unlease_ended(prompt)
+
+    def _unlease_ended(self, prompt: Prompt) -> None:
+        """Give back the pages of a prompt that has ended, unless an offered chunk still names them."""
+        if prompt.leader not in self._prompts and prompt.restore and prompt.offered is None:
+            self.to_cache.append(Unlease(prompt.leader))

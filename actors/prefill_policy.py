@@ -1,0 +1,138 @@
+"""Whose prompt goes on next, and how far: pure functions over prompts and predicted seconds.
+
+- Shortest remaining time first, so that a short request does not wait for a long one; but the prompt admitted first
+  goes first whenever it has not been served for PATIENCE_S, so that nobody starves.
+- While rows decode, a chunk may last the stall target. Otherwise it may be `chunk_tokens` long, within IDLE_STALLS
+  stall targets: on a slow machine a cancel or a new short prompt would else wait for it too long.
+- Short prompts are served several at once, while all of them together stay under a small budget.
+- Of prompts that start with the same page, one goes first: the others find its pages stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..runtime.request import Request
+    from .prefill_cost import ChunkCost
+
+PATIENCE_S = 2.0
+FLOOR_TOKENS = 16
+IDLE_FLOOR_TOKENS = 256
+IDLE_STALLS = 4.0
+SHORT_S = 0.05
+
+
+class PrefillPolicy(msgspec.Struct, frozen=True):
+    """Settings of the choice, see RuntimeConfig."""
+
+    chunk_tokens: int = 2048
+    stall_target_s: float = 0.5
+    fair_share: float = 0.3
+
+
+class Prompt:
+    """A prompt being computed, for one row or several. Owned by the prefill core.
+
+    Attributes:
+        leader: row number that the engine keeps its KV under; stays, even if that row ends early.
+        rows: rows that will join from it.
+        target: tokens to compute: all but the last.
+        computed: of these, how many are done or restored.
+        restore: page ids that make up the first `computed` tokens, until the first chunk has brought them in.
+        head: stands for the tokens of the first page; None when the prompt takes no part in the cache.
+        matched: value of the core's store count when the cache was asked last; None once work has begun.
+        offered: chunk tokens that decode was offered; None when none are.
+    """
+
+    __slots__ = (
+        "computed",
+        "head",
+        "leader",
+        "matched",
+        "matching",
+        "offered",
+        "restore",
+        "rows",
+        "served_s",
+        "target",
+        "tokens",
+    )
+
+    def __init__(self, rows: tuple[Request, ...], now_s: float, page_tokens: int) -> None:
+        first = rows[0]
+        self.leader = first.leader
+        self.rows = list(rows)
+        self.tokens = first.prompt
+        self.target = first.prefill_target
+        self.computed = 0
+        self.restore: tuple[int, ...] = ()
+        self.served_s = now_s
+        cached = first.cache and page_tokens > 0
+        self.head = hash(tuple(self.tokens[:page_tokens])) if cached and self.target >= page_tokens else None
+        self.matched: int | None = None
+        self.matching = False
+        self.offered: int | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to compute."""
+        return self.target - self.computed
+
+
+def in_order(prompts: Iterable[Prompt], cost: ChunkCost, now_s: float) -> list[Prompt]:
+    """Who is served first. `prompts` come in the order of their admission."""
+    waiting = list(prompts)
+    if not waiting:
+        return []
+    oldest = waiting[0] if now_s - waiting[0].served_s >= PATIENCE_S else None
+    waiting.sort(key=lambda prompt: cost.seconds(prompt.remaining, prompt.computed))
+    if oldest is not None and waiting[0] is not oldest:
+        waiting.remove(oldest)
+        waiting.insert(0, oldest)
+    return waiting
+
+
+def chunk_tokens(prompt: Prompt, cost: ChunkCost, policy: PrefillPolicy, *, contended: bool) -> int:
+    """How many tokens the prompt's next chunk has; 0 only when all are restored."""
+    if contended:
+        within = max(FLOOR_TOKENS, cost.tokens_within(policy.stall_target_s, prompt.computed))
+    else:
+        idle_s = policy.stall_target_s * IDLE_STALLS
+        within = max(IDLE_FLOOR_TOKENS, cost.tokens_within(idle_s, prompt.computed))
+    return min(prompt.remaining, policy.chunk_tokens, within)
+
+
+def choose(
+    ordered: list[Prompt], cost: ChunkCost, policy: PrefillPolicy, *, contended: bool
+) -> list[tuple[Prompt, int]]:
+    """The next prompts to work on and their chunk sizes: the first in order, and short ones that fit beside it."""
+    if not ordered:
+        return []
+    first = ordered[0]
+    tokens = chunk_tokens(first, cost, policy, contended=contended)
+    chosen = [(first, tokens)]
+    budget_s = SHORT_S if contended else policy.stall_target_s
+    spent_s = cost.seconds(tokens, first.computed)
+    heads = {first.head}
+    for prompt in ordered[1:]:
+        if prompt.remaining > policy.chunk_tokens:
+            continue
+        seconds = cost.seconds(prompt.remaining, prompt.computed)
+        if spent_s + seconds > budget_s:
+            continue
+        if prompt.head is not None and not prompt.computed and prompt.head in heads:
+            continue
+        spent_s += seconds
+        heads.add(prompt.head)
+        chosen.append((prompt, prompt.remaining))
+    return chosen
+
+
+def owed_s(policy: PrefillPolicy, chunk_s: float, *, contended: bool) -> float:
+    """Seconds of decode steps due to running rows after chunks that took `chunk_s`."""
+    return policy.fair_share * chunk_s if contended else 0.0

@@ -1,0 +1,435 @@
+"""The embedding facade: one served model in this process.
+
+    async with Runtime(model="demo") as runtime:
+        answer = await runtime.complete(Generation(prompt="Once upon a time"))
+
+Belongs to the event loop it was entered on. Several runtimes may live in one process, each with its own MLX thread.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from .actor import InboxFull, Reply
+from .clock import MonotonicClock
+from .config import RuntimeConfig
+from .errors import (
+    ActorDied,
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    RequestCancelled,
+    RequestTimedOut,
+    TroupeError,
+)
+from .event_stream import EventStream
+from .events import Failed, Finished, TextDelta
+from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation
+from .loading import load_engine, on_thread
+from .messages.admission import Cancel, Drain, Submit
+from .metrics import RuntimeMetrics
+from .mlx_thread import MlxThread, ThreadEnded
+from .request import Request
+from .sampling_params import check_token_ids
+from .service import Readiness, Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from types import TracebackType
+
+    from ..actors.troupe import Troupe
+    from .clock import Clock
+    from .events import Event, Usage
+    from .generation import ModelInfo
+    from .loading import LoadedEngine
+    from .models.progress import Report
+
+THREAD_STOP_S = 30.0
+CANCEL_GRACE_S = 5.0
+
+
+class RequestStream:
+    """Events of one accepted request. See `service.EventSource`."""
+
+    def __init__(self, request_id: str, prompt_tokens: int, events: EventStream) -> None:
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self._events = events
+
+    async def take(self) -> list[Event]:
+        """All events since the last call, at least one; [] after the last choice has ended."""
+        return await self._events.take()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for event in self._events:
+            yield event
+
+
+class Runtime:
+    """A served model: `async with` loads it and runs its actors; leaving ends every request and frees it.
+
+    Args:
+        config: settings; keyword arguments override its fields (`Runtime(model="demo", max_rows=8)`).
+        clock: for tests.
+        progress: hears of downloads and conversions.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        progress: Report | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = msgspec.structs.replace(config or RuntimeConfig(), **settings)
+        self._clock: Clock = clock or MonotonicClock()
+        self._progress = progress
+        self._stack = AsyncExitStack()
+        self._loaded: LoadedEngine | None = None
+        self._troupe: Troupe | None = None
+        self._metrics: RuntimeMetrics | None = None
+        self._live: dict[int, Request] = {}
+        self._finished: dict[str, int] = {}
+        self._next_row = 0
+        self._draining = False
+        self._failure: str | None = None
+        self._random = random.SystemRandom()
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Runtime:
+        began_s = self._clock.now()
+        await self._stack.__aenter__()
+        try:
+            await self._start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stack.aclose()
+            raise
+        if self._metrics is not None:
+            self._metrics.loaded(self._clock.now() - began_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._draining = True
+        self._end_all(NotReady("the server is shutting down; try again later", code="shutting_down"))
+        with anyio.CancelScope(shield=True):
+            await self._stack.aclose()
+        self._troupe = None
+
+    async def _start(self) -> None:
+        from ..actors.troupe import Troupe
+
+        thread = MlxThread(f"mlx-{self.config.model or 'default'}")
+        self._stack.push_async_callback(_stop_thread, thread)
+        loaded = await load_engine(self.config, self._clock, thread, progress=self._progress)
+        self._stack.push_async_callback(_free, loaded)
+        self._loaded = loaded
+        self._metrics = RuntimeMetrics(loaded.info.name, self.statistics)
+        self._troupe = Troupe(
+            self.config, loaded.facts, loaded.engine, thread, clock=self._clock, on_failure=self._fail
+        )
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self._troupe.run)
+
+    def _fail(self, error: BaseException) -> None:
+        """An actor or the MLX thread died: no request can be served any more."""
+        self._failure = str(error)
+        self._end_all(ActorDied(f"the engine failed: {error}; restart the server"))
+
+    def _end_all(self, error: TroupeError) -> None:
+        for request in list(self._live.values()):
+            request.fail(error, self._clock.now())
+
+    async def drain(self, timeout_s: float) -> None:
+        """See `Service.drain`."""
+        self._draining = True
+        if self._troupe is None or self._failure is not None:
+            return
+        reply: Reply[None] = Reply()
+        with anyio.move_on_after(timeout_s):
+            self._troupe.admission.tell(Drain(reply))
+            await reply
+        if not self._live:
+            return
+        late = {request.request_id for request in self._live.values()}
+        self._end_all(NotReady("the server is shutting down; try again later", code="shutting_down"))
+        for request_id in late:
+            self.cancel(request_id)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def stream(self, generation: Generation) -> AsyncIterator[RequestStream]:
+        """See `Service.stream`."""
+        try:
+            rows, events = await self._submit(generation)
+        except TroupeError as error:
+            if self._metrics is not None:
+                self._metrics.refused(error.code)
+            raise
+        try:
+            yield RequestStream(rows[0].request_id, len(rows[0].prompt), events)
+        finally:
+            if any(not row.finished for row in rows):
+                self.cancel(rows[0].request_id)
+
+    async def complete(self, generation: Generation) -> Completion:
+        """See `Service.complete`."""
+        parts = [_Parts() for _ in range(max(1, generation.n))]
+        async with self.stream(generation) as events:
+            async for event in events:
+                if isinstance(event, Failed):
+                    raise _raised(event)
+                if isinstance(event, TextDelta | Finished):
+                    parts[event.index].add(event)
+        choices = tuple(part.choice() for part in parts)
+        return Completion(events.request_id, self.model.name, choices, _total(choices))
+
+    def cancel(self, request_id: str) -> None:
+        """See `Service.cancel`."""
+        if self._troupe is not None and self._failure is None:
+            self._troupe.admission.tell(Cancel(request_id))
+
+    async def _submit(self, generation: Generation) -> tuple[list[Request], EventStream]:
+        loaded, troupe = self._require()
+        arrived_s = self._clock.now()
+        _check(generation)
+        generation.sampling.check(loaded.facts.vocab_size)
+        prompt = await self._prompt(generation, loaded)
+        max_tokens = self._max_tokens(generation, len(prompt), loaded)
+        events = EventStream(choices=generation.n, bound=self.config.event_buffer)
+        rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s)
+        reply: Reply[None] = Reply()
+        try:
+            troupe.admission.tell(Submit(tuple(rows), reply))
+            for row in rows:
+                self._live[row.row] = row
+            await reply
+        except InboxFull as error:
+            raise Overloaded(str(error)) from error
+        finally:
+            self._live = {n: r for n, r in self._live.items() if not r.finished} if rows[0].finished else self._live
+        return rows, events
+
+    def _require(self) -> tuple[LoadedEngine, Troupe]:
+        readiness = self.readiness()
+        if self._loaded is None or self._troupe is None or not (readiness.ready or readiness.reason == "stalled"):
+            raise NotReady(f"the model is not being served: {readiness.reason} {readiness.detail}".rstrip())
+        return self._loaded, self._troupe
+
+    async def _prompt(self, generation: Generation, loaded: LoadedEngine) -> list[int]:
+        if generation.tokens is not None:
+            prompt = list(generation.tokens)
+        elif generation.prompt is not None:
+            prompt = await loaded.text.encode(generation.prompt)
+        else:
+            prompt = await loaded.text.render_chat(
+                generation.messages or (),
+                add_generation_prompt=not generation.continue_final_message,
+                continue_final_message=generation.continue_final_message,
+                tools=generation.tools,
+                template_args=generation.template_args,
+            )
+        name = "messages" if generation.messages is not None else "prompt"
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens", param=name)
+        check_token_ids(prompt, loaded.input_ids, name)
+        return prompt
+
+    def _max_tokens(self, generation: Generation, prompt_tokens: int, loaded: LoadedEngine) -> int:
+        room = loaded.facts.context_length - prompt_tokens
+        wanted = generation.max_tokens
+        if room < 1 or (wanted is not None and wanted > room):
+            asked = f" and {wanted} of output" if wanted is not None else ""
+            raise ContextLengthExceeded(
+                f"this model's context is {loaded.facts.context_length} tokens; the request has {prompt_tokens} of "
+                f"prompt{asked}. Shorten one of them.",
+                param="messages" if generation.messages is not None else "prompt",
+            )
+        if wanted is not None:
+            return wanted
+        return min(room, self.config.max_tokens_default or room)
+
+    def _rows(
+        self,
+        generation: Generation,
+        prompt: list[int],
+        max_tokens: int,
+        events: EventStream,
+        loaded: LoadedEngine,
+        arrived_s: float,
+    ) -> list[Request]:
+        request_id = generation.request_id or uuid.uuid4().hex
+        stops = frozenset(generation.stop_token_ids) | (frozenset() if generation.ignore_eos else loaded.end_ids)
+        seed = generation.sampling.seed
+        first_seed = self._random.getrandbits(63) if seed is None else seed
+        leader = self._next_row
+        self._next_row += generation.n
+        return [
+            Request(
+                row=leader + index,
+                request_id=request_id,
+                index=index,
+                leader=leader,
+                prompt=prompt,
+                sampling=msgspec.structs.replace(generation.sampling, seed=first_seed + index),
+                max_tokens=max_tokens,
+                min_tokens=generation.min_tokens,
+                stop_tokens=stops,
+                text=loaded.text.open_stream(stop=generation.stop, text_start=generation.messages is not None),
+                events=events,
+                arrived_s=arrived_s,
+                deadline_s=None if generation.timeout_s is None else arrived_s + generation.timeout_s,
+                priority=generation.priority,
+                cache=generation.cache,
+                on_end=self._ended,
+                gaps=self._metrics.gaps if self._metrics is not None else None,
+            )
+            for index in range(generation.n)
+        ]
+
+    def _ended(self, request: Request) -> None:
+        self._live.pop(request.row, None)
+        reason = str(request.finish_reason)
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        if self._metrics is not None:
+            self._metrics.ended(request)
+
+    # --- the rest -------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo:
+        """See `Service.model`."""
+        if self._loaded is None:
+            raise NotReady("the model is still loading; ask /readyz")
+        return self._loaded.info
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `Service.tokenize`."""
+        return await self._require()[0].text.encode(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """See `Service.detokenize`."""
+        return await self._require()[0].text.decode(tokens)
+
+    def token_text(self, token: int) -> tuple[str, bytes]:
+        """See `Service.token_text`."""
+        return self._require()[0].text.token_text(token)
+
+    def readiness(self) -> Readiness:
+        """See `Service.readiness`."""
+        if self._failure is not None:
+            return Readiness(False, "failed", self._failure)
+        if self._draining:
+            return Readiness(False, "draining")
+        if self._troupe is None:
+            return Readiness(False, "loading")
+        age_s = self._troupe.last_step_age_s
+        if age_s is not None and age_s > self.config.step_timeout_s:
+            return Readiness(False, "stalled", f"a step has run for {age_s:.0f} s")
+        return Readiness(True)
+
+    def statistics(self) -> Statistics:
+        """See `Service.statistics`."""
+        if self._troupe is None:
+            return Statistics(
+                running=0, prefilling=0, waiting=0, steps=0, prompt_tokens=0, completion_tokens=0, finished={}
+            )
+        return msgspec.structs.replace(self._troupe.statistics(), finished=dict(self._finished))
+
+    def metrics(self) -> bytes:
+        """See `Service.metrics`."""
+        return b"" if self._metrics is None else self._metrics.exposition()
+
+
+class _Parts:
+    """One choice while its events come in."""
+
+    def __init__(self) -> None:
+        self.deltas: list[TextDelta] = []
+        self.end: Finished | None = None
+
+    def add(self, event: TextDelta | Finished) -> None:
+        if isinstance(event, Finished):
+            self.end = event
+        else:
+            self.deltas.append(event)
+
+    def choice(self) -> Choice:
+        end = self.end
+        if end is None:
+            raise ActorDied("the request ended without a final event")
+        if end.reason == "cancelled":
+            raise RequestCancelled("the request was cancelled")
+        if end.reason == "timeout" and not self.deltas:
+            raise RequestTimedOut("the request's time was over before its first token; raise timeout_s")
+        asked = any(delta.logprobs is not None for delta in self.deltas)
+        return Choice(
+            text="".join(delta.text for delta in self.deltas),
+            tokens=tuple(token for delta in self.deltas for token in delta.tokens),
+            finish_reason=end.reason,
+            logprobs=tuple(entry for delta in self.deltas for entry in delta.logprobs or ()) if asked else None,
+            stop=end.stop,
+            usage=end.usage,
+        )
+
+
+def _check(generation: Generation) -> None:
+    given = [name for name in ("messages", "prompt", "tokens") if getattr(generation, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("give exactly one of messages, prompt and tokens", param=given[-1] if given else "prompt")
+    if not 1 <= generation.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}", param="n")
+    if generation.max_tokens is not None and generation.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    if generation.min_tokens < 0:
+        raise InvalidRequest("min_tokens must not be negative", param="min_tokens")
+    if generation.max_tokens is not None and generation.min_tokens > generation.max_tokens:
+        raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
+    if len(generation.stop) > MAX_STOPS:
+        raise InvalidRequest(f"at most {MAX_STOPS} stop strings", param="stop")
+    if generation.timeout_s is not None and not generation.timeout_s > 0:
+        raise InvalidRequest("timeout must be positive", param="timeout")
+
+
+def _raised(event: Failed) -> TroupeError:
+    if event.retry_after_s is not None:
+        return Overloaded(event.message, retry_after_s=event.retry_after_s, code=event.code)
+    return TroupeError(event.message, param=event.param, code=event.code)
+
+
+def _total(choices: tuple[Choice, ...]) -> Usage:
+    """The request's usage: one prompt, all choices' output, the longest times."""
+    usages = [choice.usage for choice in choices]
+    return msgspec.structs.replace(
+        usages[0],
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        decode_s=max(usage.decode_s for usage in usages),
+    )
+
+
+async def _free(loaded: LoadedEngine) -> None:
+    """Free the engine's arrays on their own thread, and the tokenizer threads."""
+    if loaded.thread.alive:
+        with anyio.move_on_after(THREAD_STOP_S):
+            try:
+                await on_thread(loaded.thread, loaded.engine.close)
+            except ThreadEnded:
+                pass
+    await anyio.to_thread.run_sync(loaded.text.close)
+
+
+async def _stop_thread(thread: MlxThread) -> None:
+    await anyio.to_thread.run_sync(lambda: thread.close(THREAD_STOP_S))

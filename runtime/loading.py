@@ -1,0 +1,147 @@
+"""Brings a model up: found on disk, loaded on its MLX thread, measured, and given its text service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import msgspec
+
+from .generation import ModelInfo
+from .mlx_thread import MlxThread
+from .text import TextService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .clock import Clock
+    from .config import RuntimeConfig
+    from .engine_protocol import Engine, EngineFacts
+    from .models.loader import LoadedModel
+    from .models.progress import Report
+    from .models.spec import ModelSpec
+
+T = TypeVar("T")
+DEFAULT_CONTEXT_TOKENS = 8192
+"""For models that name no limit."""
+
+
+class LoadedEngine(msgspec.Struct, frozen=True):
+    """An engine ready to step.
+
+    Attributes:
+        input_ids: token ids of prompts lie below it.
+        end_ids: the model's own end tokens.
+    """
+
+    engine: Engine
+    facts: EngineFacts
+    thread: MlxThread
+    text: TextService
+    info: ModelInfo
+    input_ids: int
+    end_ids: frozenset[int]
+
+
+async def on_thread(thread: MlxThread, job: Callable[[], T]) -> T:
+    """Run a job on an MLX thread and wait for what it returns or raises (which does not end the thread)."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[], None]) -> None:
+        if not done.done():
+            set_it()
+
+    def run() -> None:
+        try:
+            value = job()
+        except Exception as error:
+            failure = error
+            loop.call_soon_threadsafe(settle, lambda: done.set_exception(failure))
+        else:
+            loop.call_soon_threadsafe(settle, lambda: done.set_result(value))
+
+    thread.submit(run)
+    return await done
+
+
+async def load_engine(
+    config: RuntimeConfig, clock: Clock, thread: MlxThread, *, progress: Report | None = None
+) -> LoadedEngine:
+    """Find, load and measure the model of `config`.
+
+    Raises:
+        ModelError: it cannot be found, is unsafe or unsupported; the text says what to do.
+    """
+    spec = await anyio.to_thread.run_sync(lambda: _resolve(config, progress), abandon_on_cancel=True)
+    loaded, engine, facts = await on_thread(thread, lambda: _build(spec, config, clock))
+    text = await anyio.to_thread.run_sync(lambda: _text_service(spec, config, loaded.vocab_size))
+    info = ModelInfo(
+        name=config.served_name or spec.served_name,
+        context_length=facts.context_length,
+        vocab_size=facts.vocab_size,
+        layout=facts.layout,
+        quantized=_quantized(loaded.config),
+        weight_bytes=loaded.weight_bytes,
+        created=int(time.time()),
+        has_chat_template=bool(getattr(loaded.tokenizer, "has_chat_template", False)),
+    )
+    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, loaded.eos_ids | text.eos_token_ids)
+
+
+def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:
+    from .models.blas import load_blas
+    from .models.resolve import resolve
+
+    load_blas()
+    options = {} if progress is None else {"progress": progress}
+    return resolve(
+        config.model,
+        revision=config.revision,
+        quantize=config.quantize,
+        allow_download=config.allow_download,
+        served_name=config.served_name,
+        **options,
+    )
+
+
+def _build(spec: ModelSpec, config: RuntimeConfig, clock: Clock) -> tuple[LoadedModel, Engine, EngineFacts]:
+    from .engine.build import build_engine
+    from .models.loader import load
+
+    loaded = load(spec)
+    context = loaded.context_length or DEFAULT_CONTEXT_TOKENS
+    if config.max_context_tokens is not None:
+        context = min(context, config.max_context_tokens)
+    engine = build_engine(
+        loaded.model,
+        config,
+        clock,
+        vocab_size=loaded.vocab_size,
+        context_length=context,
+        xtc_special=tuple(sorted(loaded.eos_ids | _newline_ids(loaded.tokenizer))),
+    )
+    return loaded, engine, engine.facts
+
+
+def _newline_ids(tokenizer: object) -> frozenset[int]:
+    """mlx-lm keeps line ends out of XTC, as it does end tokens."""
+    try:
+        return frozenset(tokenizer.encode("\n", add_special_tokens=False)[-1:])  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _text_service(spec: ModelSpec, config: RuntimeConfig, vocab_size: int) -> TextService:
+    from .models.loader import load_tokenizer
+
+    return TextService(lambda: load_tokenizer(spec), threads=config.text_threads, vocab_size=vocab_size)
+
+
+def _quantized(config: dict[str, object]) -> str | None:
+    found = config.get("quantization")
+    if not isinstance(found, dict):
+        return None
+    return f"{found.get('bits')} bits, group {found.get('group_size')}"

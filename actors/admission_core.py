@@ -164,7 +164,8 @@ class AdmissionCore:
             del self._queue[0]
             now_s = self._clock.now()
             for request in head.rows:
-                request.move(State.ADMITTED)
+                if not request.finished:  # its owner outside may have ended it, at a shutdown
+                    request.move(State.ADMITTED)
                 request.admitted_s = now_s
                 self._admitted[request.row] = request
             self.to_prefill.append(Admitted(head.rows))

@@ -47,9 +47,7 @@ class CacheStoreCore:
         self.to_executor: list[ExecutorMessage] = []
         self.to_prefill: list[PrefillMessage] = []
         self.page_bytes = page_bytes
-        self.tree = PrefixTree(
-            page_tokens=page_tokens, budget_pages=budget_bytes // page_bytes if page_bytes else 0
-        )
+        self.tree = PrefixTree(page_tokens=page_tokens, budget_pages=budget_bytes // page_bytes if page_bytes else 0)
         self.queried_tokens = 0
         self.hit_tokens = 0
         self.evicted_pages = 0

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
     from ..runtime.clock import Clock
     from ..runtime.errors import TroupeError
-    from ..runtime.messages.cache_store import Store
+    from ..runtime.messages.admission import AdmissionMessage
+    from ..runtime.messages.cache_store import CacheStoreMessage
     from ..runtime.messages.decode import ChunksResult, Offer, RowsFailed, StepResult
     from ..runtime.messages.executor import JoinRow, LeaveRow
-    from ..runtime.messages.prefill import ChunkDone
+    from ..runtime.messages.prefill import ChunkDone, PrefillMessage
     from ..runtime.request import Request
 
 logger = logging.getLogger(__name__)
@@ -52,9 +53,9 @@ class DecodeCore:
     """
 
     def __init__(self, *, overlap: bool, page_tokens: int, clock: Clock) -> None:
-        self.to_prefill: list[ChunksDone] = []
-        self.to_admission: list[RowDone] = []
-        self.to_cache: list[Store] = []
+        self.to_prefill: list[PrefillMessage] = []
+        self.to_admission: list[AdmissionMessage] = []
+        self.to_cache: list[CacheStoreMessage] = []
         self.steps = 0
         self.completion_tokens = 0
         self._overlap = overlap
@@ -92,7 +93,8 @@ class DecodeCore:
         group = [RunningRow(request) for request in rows]
         now_s = self._clock.now()
         for row in group:
-            row.request.move(State.RUNNING)
+            if not row.request.finished:  # its owner outside may have ended it, at a shutdown
+                row.request.move(State.RUNNING)
             row.request.running_s = now_s
             self._rows[row.request.row] = row
             if row.request.deadline_s is not None:
@@ -151,6 +153,8 @@ class DecodeCore:
         for row, token in zip(rows, result.tokens, strict=True):
             request = row.request
             if request.state is finished:
+                if request.row in self._rows:
+                    self._ended(row)  # by its owner outside, at a shutdown
                 continue
             if token < 0:
                 raise ValueError(f"step {result.step}: row {request.row} got the placeholder {token}")
@@ -167,18 +171,25 @@ class DecodeCore:
     def chunks_done(self, result: ChunksResult) -> None:
         """Chunks have run: prefill hears of it, and the next plan waits for its answer."""
         flight = next((flight for flight in self._flights if flight.step == result.step), None)
-        if flight is None or flight.rows is not None:
+        if flight is None or flight.rows is not None or not flight.chunks:
             raise ValueError(f"chunks of step {result.step} are not expected now")
         self._flights.remove(flight)
         self._report(self._desk.ran(flight.chunks, result.outcomes))
 
     def rows_failed(self, failure: RowsFailed) -> None:
         """The engine threw rows out of the batch: they end with an error and need not leave."""
-        for number in failure.rows:
+        gone = set(failure.rows)
+        for number in gone:
             self._leaving.pop(number, None)
             if (row := self._rows.get(number)) is not None:
                 row.request.fail(EngineFailed(failure.error), self._clock.now())
                 self._ended(row, leaves=False)
+        for flight in list(self._flights):
+            for row in flight.rows or ():
+                if row.request.row in gone:
+                    row.failed_step = min(row.failed_step, failure.step)
+            if flight.rows and all(row.failed_step <= flight.step for row in flight.rows):
+                self._land(flight)  # there may be no result any more
 
     def fail_all(self, error: TroupeError) -> None:
         """End every row with an error, now and later: no step will come back."""
@@ -230,18 +241,20 @@ class DecodeCore:
         return tuple(leaves)
 
     def _landed(self, result: StepResult) -> list[RunningRow]:
-        """The rows of a committed step; its flight is over unless chunks are still to run."""
-        for flight in self._flights:
-            if flight.rows is not None:
-                if flight.step != result.step:
-                    break
-                rows, flight.rows = flight.rows, None
-                if not flight.chunks:
-                    self._flights.remove(flight)
-                return rows
-        if result.tokens:
+        """The rows of a committed step; none when they have all failed before."""
+        flight = next((flight for flight in self._flights if flight.rows is not None), None)
+        if flight is not None and flight.step == result.step:
+            return self._land(flight)
+        if any(token >= 0 for token in result.tokens):
             raise ValueError(f"the result of step {result.step} is not expected now")
         return []
+
+    def _land(self, flight: Flight) -> list[RunningRow]:
+        """A step is over; its flight stays while chunks are still to run."""
+        rows, flight.rows = flight.rows or [], None
+        if not flight.chunks:
+            self._flights.remove(flight)
+        return rows
 
     def _apply_aborts(self) -> None:
         """Invariant 4: the one place where cancels take effect."""

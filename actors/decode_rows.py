@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from ..runtime.messages.cache_store import Store
@@ -13,12 +14,18 @@ if TYPE_CHECKING:
 
 
 class RunningRow:
-    """A row from Ready to its end. `limit` is the value of `computed` at which its last token is in flight."""
+    """A row from Ready to its end.
 
-    __slots__ = ("limit", "request")
+    Attributes:
+        limit: the value of `computed` at which the row's last token is in flight.
+        failed_step: the engine threw it out at this step; a step that never comes while it has not.
+    """
+
+    __slots__ = ("failed_step", "limit", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.failed_step = sys.maxsize
         self.limit = request.prefill_target + request.max_tokens
 
 
@@ -45,6 +52,7 @@ def join(request: Request) -> JoinRow:
         history=tuple(request.prompt) if sampling.penalised else (),
         suppress=tuple(sorted(request.stop_tokens)) if request.min_tokens else (),
         suppress_until=request.min_tokens,
+        constraint=request.constraint,
     )
 
 

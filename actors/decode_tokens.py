@@ -19,8 +19,10 @@ def accept(request: Request, token: int, logprobs: PositionLogprobs | None, now_
     """
     output = request.output
     output.append(token)
-    if request.first_token_s is None:
+    if request.last_token_s is None:
         request.first_token_s = now_s
+    elif request.gaps is not None:
+        request.gaps.observe(now_s - request.last_token_s)
     request.last_token_s = now_s
     text = request.text
     position = None if logprobs is None else (logprobs,)

@@ -1,4 +1,4 @@
-"""How decisions leave a core: it appends messages to one list a receiver, its actor sends them when the turn is over."""
+"""How decisions leave a core: it appends messages to one list a receiver, which its actor sends after each turn."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
         self.sample = MemorySample(0, 0, 0, 0.0)
         self._footprint = footprint or _footprint_bytes
         self._asked = False
-        self._clear_pool = False
+        self._cleared = False
         self._sampled_s: float | None = None
         self._told: str | None = None
 
@@ -124,8 +124,8 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
             return
         self._asked = True
         self._sampled_s = now_s
-        self.executor.tell(SampleMemory(self._clear_pool))
-        self._clear_pool = False
+        self._cleared = False
+        self.executor.tell(SampleMemory())
 
     def _act(self, decision: MemoryDecision) -> None:
         if decision.reclaim_bytes:
@@ -133,8 +133,8 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
         if (decision.pause is None) != (self._told is None):
             self.admission.tell(PauseAdmission(decision.pause))
             self._told = decision.pause
-        if decision.clear_pool:  # at once, and look again
-            self._asked = True
+        if decision.clear_pool and not self._cleared:  # at once, and look again; then not before the next tick
+            self._asked = self._cleared = True
             self.executor.tell(SampleMemory(clear_pool=True))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..runtime.clock import Clock
     from ..runtime.errors import TroupeError
+    from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.messages.prefill import ChunkDone, ChunksDone, Matched
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
@@ -39,7 +40,7 @@ class PrefillCore:
     """
 
     def __init__(self, policy: PrefillPolicy, cost: ChunkCost, *, page_tokens: int, clock: Clock) -> None:
-        self.to_admission: list[RowDone] = []
+        self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
         self.to_decode: list[DecodeMessage] = []
         self.prompt_tokens = 0
@@ -73,7 +74,8 @@ class PrefillCore:
         self._prompts[prompt.leader] = prompt
         cached = rows[0].cache and self._page_tokens > 0 and prompt.target > 0
         for request in rows:
-            request.move(State.RESTORING if cached else State.PREFILLING)
+            if not request.finished:
+                request.move(State.RESTORING if cached else State.PREFILLING)
         if cached:
             self._ask_match(prompt)
         elif not prompt.target:
@@ -126,11 +128,12 @@ class PrefillCore:
             self.to_decode.append(CancelRunning(tuple(sorted(wanted)), timeout))
 
     def expire(self) -> None:
-        """End rows whose deadline has passed."""
+        """End rows whose deadline has passed, and forget those that their owner outside has ended."""
         now_s = self._clock.now()
         for prompt in list(self._prompts.values()):
             for request in list(prompt.rows):
-                if request.deadline_s is not None and request.deadline_s <= now_s:
+                late = request.deadline_s is not None and request.deadline_s <= now_s
+                if late or request.finished:
                     self._end(prompt, request, timeout=True)
 
     def fail_all(self, error: TroupeError) -> None:

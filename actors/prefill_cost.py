@@ -1,25 +1,29 @@
 """How long a chunk will take, learnt from the chunks that ran.
 
 Model: `seconds = n * (a + b * (depth + n / 2))`, where `a` is the work a token costs anywhere (products with weights)
-and `b` what it costs more for each token before it (attention). Divided by n it is linear in (a, b), so recursive least
-squares with forgetting fits it in constant time; both are kept non-negative. A throughput that only knows tokens/s
-overshoots deep in a prompt, and its running maximum never recovers (DESIGN section 6).
+and `b` what it costs more for each token before it (attention). A throughput that only knows tokens/s overshoots deep
+in a prompt, and its running maximum never recovers (DESIGN section 6).
+
+Divided by n the model is linear in (a, b). It is fitted by recursive least squares that forget by letting (a, b) drift
+(a Kalman filter): unlike a fading sum it keeps what it knows of a slope while all new chunks lie at the same depth.
+Both are kept non-negative. Noise is taken to be relative, so that one chunk in which MLX compiled, or another program
+ran, moves little.
 """
 
 from __future__ import annotations
 
 import math
 
-_FORGETTING = 0.9
-"""What an old chunk's weight is multiplied with at each new one: about the last ten count."""
-_FULL_WEIGHT_TOKENS = 256
-"""Chunks at least so long count fully; short ones are mostly overhead and noise."""
-_PRIOR_WEIGHT = 0.02
+_DEPTH_UNIT = 4096
+"""Slopes are kept per so many tokens, which makes them as large as `a`."""
 _UNKNOWN_TOKEN_S = 1e-3
-_UNKNOWN_DEPTH_RATIO = 1 / 4096
-"""Before anything is known, a token at depth 4096 is taken to cost twice one at depth 0."""
-_OUTLIER = 4.0
-"""A chunk counts as at most so many times its prediction: first calls compile, other programs interfere."""
+_SPREAD_KNOWN, _SPREAD_UNKNOWN = 3.0, 10.0
+"""Standard deviation of the first guesses, relative to the cost of a token."""
+_DRIFT = 0.05
+"""Relative standard deviation of the change from one chunk to the next."""
+_NOISE = 0.1
+"""Relative standard deviation of the time of a chunk of at least `_FULL_TOKENS`; shorter ones are noisier."""
+_FULL_TOKENS = 256
 
 
 class ChunkCost:
@@ -27,16 +31,17 @@ class ChunkCost:
 
     Args:
         token_s: seconds a token at depth 0, as measured at start; 0 when unknown.
+
+    Attributes:
+        base_s: a.
+        depth_s: b.
     """
 
     def __init__(self, token_s: float = 0.0) -> None:
-        base_s = token_s or _UNKNOWN_TOKEN_S
-        self.base_s = base_s
-        self.depth_s = base_s * _UNKNOWN_DEPTH_RATIO
-        # Sums over chunks of weight * (1, depth, depth^2) and weight * seconds a token * (1, depth); depth in units
-        # of 4096 tokens, which keeps both directions of the same size.
-        self._sums = [0.5, 0.0, 0.0, 0.5 * token_s, 0.0] if token_s else [0.0] * 5
-        self._seen = 0
+        self.base_s = token_s or _UNKNOWN_TOKEN_S
+        self.depth_s = self.base_s / _DEPTH_UNIT
+        spread_s = self.base_s * (_SPREAD_KNOWN if token_s else _SPREAD_UNKNOWN)
+        self._variance = spread_s**2, 0.0, (4 * spread_s) ** 2  # of a, of both, of the slope
 
     def seconds(self, tokens: int, depth: int) -> float:
         """Predicted time of a chunk of `tokens` that starts at `depth`."""
@@ -54,30 +59,26 @@ class ChunkCost:
         """Learn from a chunk that ran."""
         if tokens <= 0 or seconds <= 0.0:
             return
-        if self._seen >= 2:
-            seconds = min(seconds, _OUTLIER * self.seconds(tokens, depth))
-        self._seen += 1
-        weight = min(1.0, tokens / _FULL_WEIGHT_TOKENS)
-        token_s = seconds / tokens
-        middle = (depth + tokens / 2) * _UNKNOWN_DEPTH_RATIO
-        new = (weight, weight * middle, weight * middle * middle, weight * token_s, weight * token_s * middle)
-        self._sums = [_FORGETTING * old + term for old, term in zip(self._sums, new, strict=True)]
-        self._solve()
-
-    def _solve(self) -> None:
-        count, depth, square, cost, cross = self._sums
-        # The prior pulls weakly, so that depths never seen keep a sensible slope: relative to the present level, since
-        # a wrong guess of the level says nothing about the ratio.
-        level = cost / count
-        prior_slope = level / 2
-        square += _PRIOR_WEIGHT
-        cross += _PRIOR_WEIGHT * prior_slope
-        determinant = count * square - depth * depth
-        base = (cost * square - cross * depth) / determinant
-        slope = (count * cross - depth * cost) / determinant
+        base, slope = self.base_s, self.depth_s * _DEPTH_UNIT
+        place = (depth + tokens / 2) / _DEPTH_UNIT
+        measured, predicted = seconds / tokens, base + slope * place
+        of_base, of_both, of_slope = self._variance
+        of_base += (_DRIFT * base) ** 2
+        of_slope += (_DRIFT * (slope + base)) ** 2
+        noise = (_NOISE * max(measured, predicted)) ** 2 * max(1.0, _FULL_TOKENS / tokens)
+        toward_base = of_base + of_both * place
+        toward_slope = of_both + of_slope * place
+        total = toward_base + toward_slope * place + noise
+        step = (measured - predicted) / total
+        base += toward_base * step
+        slope += toward_slope * step
+        of_base -= toward_base * toward_base / total
+        of_both -= toward_base * toward_slope / total
+        of_slope -= toward_slope * toward_slope / total
         if slope < 0.0:
-            base, slope = cost / count, 0.0
+            base, slope = base - of_both / of_slope * slope, 0.0
         elif base < 0.0:
-            base, slope = 0.0, cross / square
-        self.base_s = base
-        self.depth_s = slope * _UNKNOWN_DEPTH_RATIO
+            base, slope = 0.0, slope - of_both / of_base * base
+        self._variance = of_base, of_both, of_slope
+        self.base_s = max(0.0, base)
+        self.depth_s = max(0.0, slope) / _DEPTH_UNIT

@@ -49,7 +49,9 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await _answer(request, handler, context)
         status = request.get(STATUS, response.status)
     except asyncio.CancelledError:
-        context.metrics.disconnected(request.get(STAGE, "body"))
+        status = request.get(STATUS, CLIENT_CLOSED_REQUEST)
+        if status == CLIENT_CLOSED_REQUEST:
+            context.metrics.disconnected(request.get(STAGE, "body"))
         raise
     finally:
         seconds = time.monotonic() - started

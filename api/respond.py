@@ -73,6 +73,7 @@ async def _streamed(
     try:
         async with events_of(context.service, generations) as source:
             await stream_events(source, encoder, writer, settings.keepalive_interval_s)
+            request[STATUS] = writer.response.status  # all is sent; the client may leave now
     except ConnectionError as error:
         request[STATUS] = CLIENT_CLOSED_REQUEST
         if isinstance(error, ClientTooSlow):

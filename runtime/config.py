@@ -46,7 +46,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_default: int | None = None
     prefill_chunk_tokens: int = 2048
     stall_target_s: float = 0.5
-    fair_share: float = 0.5
+    fair_share: float = 0.3
     overlap: Literal["auto", "launch", "build", "off"] = "auto"
     page_tokens: int = 256
     prefix_cache_bytes: int = 1 << 30

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from .actor import InboxFull, Reply
 from .clock import MonotonicClock
 from .config import RuntimeConfig
 from .errors import (
@@ -33,7 +32,6 @@ from .event_stream import EventStream
 from .events import Failed, Finished, TextDelta
 from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation
 from .loading import load_engine, on_thread
-from .messages.admission import Cancel, Drain, Submit
 from .metrics import RuntimeMetrics
 from .mlx_thread import MlxThread, ThreadEnded
 from .request import Request
@@ -43,6 +41,8 @@ from .service import Readiness, Statistics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from types import TracebackType
+
+    from anyio.abc import TaskGroup
 
     from ..actors.troupe import Troupe
     from .clock import Clock
@@ -95,6 +95,7 @@ class Runtime:
         self._stack = AsyncExitStack()
         self._loaded: LoadedEngine | None = None
         self._troupe: Troupe | None = None
+        self._group: TaskGroup | None = None
         self._metrics: RuntimeMetrics | None = None
         self._live: dict[int, Request] = {}
         self._finished: dict[str, int] = {}
@@ -107,13 +108,16 @@ class Runtime:
 
     async def __aenter__(self) -> Runtime:
         began_s = self._clock.now()
-        await self._stack.__aenter__()
         try:
-            await self._start()
+            troupe = await self._load()
+            group = anyio.create_task_group()
+            await group.__aenter__()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._stack.aclose()
+            await self._free()
             raise
+        self._group = group
+        await group.start(troupe.run)
+        self._troupe = troupe
         if self._metrics is not None:
             self._metrics.loaded(self._clock.now() - began_s)
         return self
@@ -123,11 +127,20 @@ class Runtime:
     ) -> None:
         self._draining = True
         self._end_all(NotReady("the server is shutting down; try again later", code="shutting_down"))
+        group, self._group = self._group, None
+        try:
+            if group is not None:
+                group.cancel_scope.cancel()
+                await group.__aexit__(None, None, None)
+        finally:
+            self._troupe = None
+            await self._free()
+
+    async def _free(self) -> None:
         with anyio.CancelScope(shield=True):
             await self._stack.aclose()
-        self._troupe = None
 
-    async def _start(self) -> None:
+    async def _load(self) -> Troupe:
         from ..actors.troupe import Troupe
 
         thread = MlxThread(f"mlx-{self.config.model or 'default'}")
@@ -136,12 +149,9 @@ class Runtime:
         self._stack.push_async_callback(_free, loaded)
         self._loaded = loaded
         self._metrics = RuntimeMetrics(loaded.info.name, self.statistics)
-        self._troupe = Troupe(
-            self.config, loaded.facts, loaded.engine, thread, clock=self._clock, on_failure=self._fail
-        )
-        group = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(group.cancel_scope.cancel)
-        group.start_soon(self._troupe.run)
+        troupe = Troupe(self.config, loaded.facts, loaded.engine, thread, clock=self._clock, on_failure=self._fail)
+        thread.on_death = troupe.thread_died
+        return troupe
 
     def _fail(self, error: BaseException) -> None:
         """An actor or the MLX thread died: no request can be served any more."""
@@ -157,10 +167,8 @@ class Runtime:
         self._draining = True
         if self._troupe is None or self._failure is not None:
             return
-        reply: Reply[None] = Reply()
         with anyio.move_on_after(timeout_s):
-            self._troupe.admission.tell(Drain(reply))
-            await reply
+            await self._troupe.drain()
         if not self._live:
             return
         late = {request.request_id for request in self._live.values()}
@@ -199,8 +207,8 @@ class Runtime:
 
     def cancel(self, request_id: str) -> None:
         """See `Service.cancel`."""
-        if self._troupe is not None and self._failure is None:
-            self._troupe.admission.tell(Cancel(request_id))
+        if self._troupe is not None:
+            self._troupe.cancel(request_id)
 
     async def _submit(self, generation: Generation) -> tuple[list[Request], EventStream]:
         loaded, troupe = self._require()
@@ -211,16 +219,8 @@ class Runtime:
         max_tokens = self._max_tokens(generation, len(prompt), loaded)
         events = EventStream(choices=generation.n, bound=self.config.event_buffer)
         rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s)
-        reply: Reply[None] = Reply()
-        try:
-            troupe.admission.tell(Submit(tuple(rows), reply))
-            for row in rows:
-                self._live[row.row] = row
-            await reply
-        except InboxFull as error:
-            raise Overloaded(str(error)) from error
-        finally:
-            self._live = {n: r for n, r in self._live.items() if not r.finished} if rows[0].finished else self._live
+        await troupe.submit(tuple(rows))
+        self._live.update({row.row: row for row in rows if not row.finished})
         return rows, events
 
     def _require(self) -> tuple[LoadedEngine, Troupe]:

@@ -32,7 +32,7 @@ class MlxThread:
 
     def __init__(self, name: str = "mlx", on_death: Callable[[BaseException], None] | None = None) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._on_death = on_death
+        self.on_death = on_death
         self._ended = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -67,8 +67,8 @@ class MlxThread:
             except BaseException as error:
                 self._ended = True
                 logger.exception("a job on the MLX thread failed")
-                if self._on_death is not None:
-                    self._on_death(error)
+                if self.on_death is not None:
+                    self.on_death(error)
                 return
             del job  # keep no reference to its arrays while waiting
         self._ended = True

@@ -4,7 +4,7 @@ A node is one page; its key is the page's own tokens, its path from the root is 
 here, the KV itself is the engine's. Owned by the cache-store; not thread-safe.
 
 Invariants (each has a test of its name):
-- `match_is_token_exact`: pages are compared by their tokens, never by a hash alone, and the match may end inside a page.
+- `match_is_token_exact`: pages are compared by their tokens, never by a hash alone; a match may end inside one.
 - `leased_pages_stay`: a page leased to a row is neither evicted nor reclaimed; a lease covers the page's whole path.
 - `eviction_takes_leaves_first`: the least recently used page without children and leases goes first.
 - `budget_is_never_exceeded`: an insertion that finds no room stores less.

@@ -34,7 +34,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
-    """Step `step` is committed. One comes for every plan with rows, even if all of them failed.
+    """Step `step` is committed. One comes for every plan with rows, unless all of them failed.
 
     Attributes:
         step: number of the plan.

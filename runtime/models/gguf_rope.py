@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidModel, UnsupportedModel
-from .gguf_blocks import dequantise
+from .gguf_blocks import check_supported, dequantise
 
 if TYPE_CHECKING:
     from .gguf_file import GgufFile
@@ -67,6 +67,7 @@ def _named_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
     tensor = file.tensors[FREQUENCY_TENSOR]
+    check_supported(tensor.block_type, tensor.name)
     divisors = dequantise(file.rows(tensor), tensor.block_type).reshape(-1)
     if divisors.size != head_dim // 2 or not np.isfinite(divisors).all() or (divisors < 1).any():
         raise InvalidModel(f"{file.path}: {FREQUENCY_TENSOR} does not fit {head_dim} dimensions. Use another file.")

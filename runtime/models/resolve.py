@@ -89,7 +89,7 @@ def _local(name: str, path: Path, request: _Request) -> ModelSpec:
     if path.suffix == ".gguf" and not path.is_dir():
         folder = convert_gguf(path, cache_folder=request.cache_folder, report=request.report)
         return ModelSpec(path=folder, name=name, served_name=path.stem, source="gguf")
-    if not path.is_dir():
+    if not name or not path.is_dir():
         raise ModelNotFound(
             f"{name!r} is neither a folder, a .gguf file, a Hugging Face id (owner/model) nor {DEMO!r}. "
             "Check the spelling."

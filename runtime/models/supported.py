@@ -20,11 +20,7 @@ _MODEL_CLASS = re.compile(r"^class Model\b|^from .* import .*\bModel\b|^Model\b 
 def supported_architectures() -> frozenset[str]:
     """Every `model_type` that mlx-lm has a model for, aliases included."""
     package = _package()
-    modules = {
-        path.stem
-        for path in (package / "models").glob("*.py")
-        if _MODEL_CLASS.search(path.read_text(encoding="utf-8", errors="replace"))
-    }
+    modules = {path.stem for path in (package / "models").glob("*.py") if _is_model(path)}
     aliases = {name for name, module in _aliases(package).items() if module in modules}
     return frozenset(modules | aliases)
 
@@ -38,6 +34,12 @@ def check_architecture(model_type: object, where: str) -> None:
         f"{where} {named} this mlx-lm cannot run. Supported: {', '.join(sorted(supported_architectures()))}. "
         "Choose another model, or update mlx-lm if yours is newer than it."
     )
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a module holds a model. One that may end the process when it is imported (olmo) does not count."""
+    source = path.read_text(encoding="utf-8", errors="replace")
+    return _MODEL_CLASS.search(source) is not None and "sys.exit(" not in source
 
 
 def _package() -> Path:

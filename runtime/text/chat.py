@@ -96,9 +96,7 @@ def _apply(wrapper: Wrapper, messages: list[dict[str, object]], options: ChatOpt
     return wrapper.apply_chat_template(messages, tokenize=own_renderer, **options.as_arguments())
 
 
-def _apply_filled(
-    wrapper: Wrapper, messages: list[dict[str, object]], options: ChatOptions
-) -> str | list[int]:
+def _apply_filled(wrapper: Wrapper, messages: list[dict[str, object]], options: ChatOptions) -> str | list[int]:
     filled = [{**message, "content": message.get("content") or ""} for message in messages]
     try:
         return _apply(wrapper, filled, options)

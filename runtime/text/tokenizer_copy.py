@@ -78,9 +78,7 @@ class TokenizerCopy:
         """Like `decode`, for ids known to be good."""
         if self._decoder is not None:
             return self._decoder.decode_batch([tokens], skip_special_tokens=skip_special_tokens)[0]
-        return self._wrapper.decode(
-            tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        return self._wrapper.decode(tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
     def _checked(self, tokens: list[int], param: str) -> list[int]:
         if self._outgrows_model:

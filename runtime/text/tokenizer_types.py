@@ -92,15 +92,11 @@ class Wrapper(Protocol):
         """Token ids of `text`."""
         ...
 
-    def decode(
-        self, tokens: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> str:
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         """Text of `tokens`."""
         ...
 
-    def apply_chat_template(
-        self, messages: Sequence[Message], *, tokenize: bool, **options: object
-    ) -> str | list[int]:
+    def apply_chat_template(self, messages: Sequence[Message], *, tokenize: bool, **options: object) -> str | list[int]:
         """The prompt of a conversation."""
         ...
 

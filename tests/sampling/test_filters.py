@@ -39,7 +39,7 @@ MIXES = {
 def masses(logits: mx.array, params: SamplingParams, sort_limit: int) -> np.ndarray:
     """Our masses by token id, XTC struck if the row has it; (B, V)."""
     rows, vocab_size = logits.shape
-    need = need_of(params, Limits(vocab_size, 256, sort_limit))
+    need = need_of(params, Limits(vocab_size, 256, sort_limit, 8))
     columns = build_columns([params] * rows, vocab_size)
     if need.method is Method.RANKED:
         ids, found = ranked_masses(logits, columns, need.width)
@@ -54,7 +54,7 @@ def masses(logits: mx.array, params: SamplingParams, sort_limit: int) -> np.ndar
 
 
 def top_p_margin(logits: mx.array, top_p: float) -> np.ndarray:
-    """How far above the nucleus' edge the mass over each token lies, as a share, in float64; (V,). Negative is inside."""
+    """How far the mass above each token lies past the nucleus' edge, as a share, in float64; (V,), < 0 is inside."""
     values = np.array(logits, dtype=np.float64).reshape(-1)
     weights = np.exp(values - values.max())
     order = np.argsort(-values)
@@ -85,7 +85,7 @@ def test_support_and_distribution_equal_mlx_lm(mix: str, vocab_size: int, sort_l
             assert (ours[row] > 0)[expected > 1e-11].all()
             assert not (ours[row] > 0)[expected == 0].any()
             np.testing.assert_allclose(ours[row] / ours[row].sum(), expected, rtol=2e-5, atol=1e-9)
-    assert compared >= 12
+    assert compared >= 8
 
 
 @pytest.mark.parametrize("vocab_size", [512, 30_011, 49_152])
@@ -117,7 +117,7 @@ def test_equal_logits_are_kept_together_by_top_p_and_cut_by_top_k() -> None:
     logits = mx.array([[2.0, 1.0, 1.0, 1.0, 1.0, 0.0, -mx.inf, -mx.inf]])
     nucleus = masses(logits, SamplingParams(top_p=0.6), 4)[0]
     assert np.flatnonzero(nucleus).tolist() == [0, 1, 2, 3, 4]
-    limits = Limits(8, 0, 4)  # no ranked groups
+    limits = Limits(8, 0, 4, 8)  # no ranked groups
     params = SamplingParams(top_k=3)
     assert need_of(params, limits).method is Method.ALL
     kept = np.array(all_masses(logits, build_columns([params], 8), None, 4))[0]

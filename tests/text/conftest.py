@@ -41,6 +41,12 @@ def gemma_like_service():
 
 
 @pytest.fixture(scope="session")
+def odd_service():
+    with opened(made_tokenizers.odd, threads=1) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
 def metaspace_service():
     with opened(made_tokenizers.metaspace, threads=1) as service:
         yield service

@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 @cache
 def byte_level_json() -> str:
-    """Like GPT-2, Llama 3, Qwen: ids 0 and 1 are special, two more added tokens are not."""
+    """Like GPT-2, Llama 3, Qwen: ids 0 and 1 are special, three more added tokens are not."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,7 +34,9 @@ def byte_level_json() -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
-    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("  日"), AddedToken("<s日>", special=True)])
+    tokenizer.add_tokens(
+        [AddedToken("<think>"), AddedToken("  日"), AddedToken("x\ny"), AddedToken("<s日>", special=True)]
+    )
     return tokenizer.to_str()
 
 
@@ -45,7 +47,7 @@ def sentencepiece_json(*, strip: bool = True) -> str:
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS[:2] * 4, trainers.BpeTrainer(vocab_size=200, show_progress=False))
     model = json.loads(trained.to_str())["model"]
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"], "▁▁"]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={name: index for index, name in enumerate(dict.fromkeys(names))},
@@ -73,6 +75,14 @@ def metaspace_json() -> str:
         vocab_size=120, show_progress=False, special_tokens=["<unk>", "</s>"], unk_token="<unk>"
     )
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
+    return tokenizer.to_str()
+
+
+@cache
+def odd_json() -> str:
+    """Byte fallback under a decoder of no known family: decoded over a window, with characters in parts."""
+    tokenizer = Tokenizer.from_str(sentencepiece_json())
+    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer.to_str()
 
 
@@ -105,3 +115,8 @@ def sentencepiece(*, strip: bool = True):
 def metaspace():
     """A fresh wrapper whose tokens have no text alone."""
     return wrapped(metaspace_json(), eos="</s>")
+
+
+def odd():
+    """A fresh wrapper of no known family."""
+    return wrapped(odd_json(), eos="</s>")

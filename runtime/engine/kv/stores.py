@@ -44,9 +44,9 @@ class KVRows:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KVPair:
         """Write (slots, heads, tokens, size) at the cursor; returns all that live queries may see."""
         assert self.view is not None
-        at = self.view.plane(self.shape.window).at
-        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
-        self.values = mx.slice_update(self.values, values, at, axes=(2,))
+        plane = self.view.plane(self.shape.window)
+        self.keys[:, :, plane.cursor : plane.high] = keys
+        self.values[:, :, plane.cursor : plane.high] = values
         return self.keys_and_values()
 
     def keys_and_values(self) -> KVPair:
@@ -70,11 +70,7 @@ class KVRows:
         """`base` with a row's (1, heads, count, size) written at `place` of `slot`."""
         if keys.shape[2] == 0:
             return base
-        start = mx.array([slot, place], dtype=mx.int32)
-        return (
-            mx.slice_update(base[0], keys, start, axes=(0, 2)),
-            mx.slice_update(base[1], values, start, axes=(0, 2)),
-        )
+        return _written(base[0], slot, place, keys), _written(base[1], slot, place, values)
 
     def selected(self, slots: list[int | None]) -> KVPair:
         """The arrays of other slots; None is a fresh one (zeros: an unseen NaN would poison attention)."""
@@ -106,14 +102,15 @@ class ArraysRows(ArraysCache):  # type: ignore[misc]  # mlx-lm is untyped; some 
 
     def joined(self, slot: int, states: list[mx.array | None]) -> list[mx.array | None]:
         """The arrays with one row's states (1, ...) written to `slot`; a missing state is zeros."""
-        start = mx.array([slot], dtype=mx.int32)
         out: list[mx.array | None] = []
         for mine, state in zip(self.cache, states, strict=True):
             if mine is None:
                 out.append(None)
             else:
                 fresh = mx.zeros((1, *mine.shape[1:]), mine.dtype) if state is None else state
-                out.append(mx.slice_update(mine, fresh.astype(mine.dtype), start, axes=(0,)))
+                twin = mx.array(mine)
+                twin[slot : slot + 1] = fresh.astype(mine.dtype)
+                out.append(twin)
         return out
 
     def selected(self, slots: list[int | None]) -> list[mx.array | None]:
@@ -161,7 +158,19 @@ def _moved(array: mx.array, move: Move) -> mx.array:
         part = array[:, :, move.source : move.source + move.count]
     else:
         part = _gathered(array, move.gather)
-    return mx.slice_update(out, part, mx.array([move.target], dtype=mx.int32), axes=(2,))
+    out[:, :, move.target : move.target + move.count] = part
+    return out
+
+
+def _written(base: mx.array, slot: int, place: int, new: mx.array) -> mx.array:
+    """`base` with a row's entries written, `base` itself unchanged.
+
+    Item assignment on a twin: it donates once `base` is dropped, and is 6 to 20 times faster on CUDA than
+    `mx.slice_update` with a start array (which copies the buffer there).
+    """
+    twin = mx.array(base)
+    twin[slot : slot + 1, :, place : place + new.shape[2]] = new
+    return twin
 
 
 def _gathered(array: mx.array, gather: np.ndarray) -> mx.array:

@@ -15,11 +15,11 @@ class PlaneView:
     """One plane during one forward of `tokens` tokens a row.
 
     Attributes:
-        at: where to write, an int32 array of one element (an int would make `mx.compile` retrace).
+        cursor: where to write. A host int: on CUDA a start array costs a copy of the buffer.
         low, high: places that any live query may see, the new ones included.
     """
 
-    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "at", "high", "low", "tokens")
+    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "cursor", "high", "low", "tokens")
 
     def __init__(self, plane: Plane, lengths: np.ndarray, live: np.ndarray, tokens: int) -> None:
         self._plane = plane
@@ -27,7 +27,7 @@ class PlaneView:
         self._live = live
         self._masks: dict[tuple[int | None, bool], mx.array | str | None] = {}
         self.tokens = tokens
-        self.at = mx.array([plane.cursor], dtype=mx.int32)
+        self.cursor = plane.cursor
         visible = plane.span
         if plane.window is not None and plane.positions is None:
             visible = np.minimum(visible, plane.window - 1)

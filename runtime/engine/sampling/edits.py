@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -12,26 +13,26 @@ if TYPE_CHECKING:
 
     from .rows import Row
 
-SUPPRESSED = -1e30
-"""Added to the logits of suppressed tokens. Finite, so that such a token still beats those that a mask forbids."""
-BIAS_LIMIT = 1e30
+FINITE_LIMIT = 1e30
+"""Where biases and the logits under a mask are clipped: far beyond any logit, and safe to compute with."""
 MASK_BITS = 32
 
 
 def apply_mask(logits: mx.array, allowed: mx.array) -> mx.array:
-    """Forbid tokens.
+    """Forbid tokens. Done after all other edits, which leave a forbidden token forbidden, to have the last word.
 
     Args:
         logits: (B, V) float32.
         allowed: (B, >= ceil(V / 32)) int32 or uint32; token t is bit t % 32 of word t // 32.
 
     Returns:
-        (B, V): -inf where forbidden; where allowed at least -1e30, also for a logit of -inf or NaN, so that an allowed
-        token wins even in a row of broken logits.
+        (B, V): -inf where forbidden, finite where allowed, also for infinite logits and NaN, so that an allowed token
+        wins even in a row of broken or suppressed logits.
     """
     bits = (allowed.view(mx.uint32)[:, :, None] >> mx.arange(MASK_BITS, dtype=mx.uint32)) & 1
     chosen = bits.astype(mx.bool_).reshape(allowed.shape[0], -1)[:, : logits.shape[-1]]
-    return mx.where(chosen, mx.where(logits > SUPPRESSED, logits, SUPPRESSED), -mx.inf)
+    finite = mx.where(logits > -FINITE_LIMIT, mx.minimum(logits, FINITE_LIMIT), -FINITE_LIMIT)
+    return mx.where(chosen, finite, -mx.inf)
 
 
 class Biases(NamedTuple):
@@ -53,10 +54,10 @@ def build_biases(rows: Sequence[Row], slots: Sequence[int], vocab_size: int) -> 
         start = slot * vocab_size
         for token, amount in row.params.logit_bias:
             places.append(start + token)
-            amounts.append(min(max(amount, -BIAS_LIMIT), BIAS_LIMIT))
+            amounts.append(min(max(amount, -FINITE_LIMIT), FINITE_LIMIT))
         suppressed = {*row.params.suppressed, *(row.held_back if row.holding_back else ())}
         places.extend(start + token for token in suppressed)
-        amounts.extend([SUPPRESSED] * len(suppressed))
+        amounts.extend([-math.inf] * len(suppressed))
     if not places:
         return None
     return Biases(mx.array(np.array(places, dtype=np.int32)), mx.array(np.array(amounts, dtype=np.float32)))

@@ -28,7 +28,7 @@ class RowLogprobs(NamedTuple):
 
 
 def row_logprobs(
-    logits: mx.array, tokens: mx.array, slots: tuple[int, ...], top_counts: tuple[int, ...]
+    logits: mx.array, tokens: mx.array, slots: tuple[int, ...], top_counts: tuple[int, ...], block_rows: int
 ) -> RowLogprobs:
     """Compute them.
 
@@ -37,9 +37,10 @@ def row_logprobs(
         tokens: (n,) int32, the tokens they sampled.
         slots: see `RowLogprobs`.
         top_counts: likewise.
+        block_rows: rows to work on at once.
     """
-    best = logits.max(axis=-1, keepdims=True)
-    norm = best + mx.log(decay(best - logits).sum(axis=-1, keepdims=True))
+    blocks = [_log_total(logits[i : i + block_rows]) for i in range(0, len(slots), block_rows)]
+    norm = blocks[0] if len(blocks) == 1 else mx.concatenate(blocks)
     chosen = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - norm)[:, 0]
     size = logits.shape[-1]
     most = min(max(top_counts), size)
@@ -50,3 +51,9 @@ def row_logprobs(
     order = mx.argsort(-values, axis=-1)
     top_ids = mx.take_along_axis(ids, order, axis=-1).astype(mx.int32)
     return RowLogprobs(slots, top_counts, chosen, top_ids, mx.take_along_axis(values, order, axis=-1) - norm)
+
+
+def _log_total(logits: mx.array) -> mx.array:
+    """logsumexp over each row, by the faster exponential; (rows, 1)."""
+    best = logits.max(axis=-1, keepdims=True)
+    return best + mx.log(decay(best - logits).sum(axis=-1, keepdims=True))

@@ -81,6 +81,8 @@ class PenaltyGroup:
         order = sorted(range(len(rows)), key=lambda i: id(windows[i].tokens))
         self.rows = [rows[i] for i in order]
         self.tokens = _gather([windows[i] for i in order])
+        for row in rows:
+            row.window = None
         taken = np.array([slots[i] for i in order], dtype=np.int32)
         self._slots = mx.array(taken)
         self._starts = mx.array(taken[:, None] * vocab_size)

@@ -28,6 +28,7 @@ _NEVER = 1 << UNIFORM_BITS
 _COLDEST = 1e-30
 _NARROW = 64
 _SMALL_VOCABULARY = 1024
+_SORTED_VALUES = 4096  # so many, over all rows, sort as fast as halving takes to start
 
 
 class Limits(NamedTuple):
@@ -37,11 +38,13 @@ class Limits(NamedTuple):
         vocab_size: columns of the logits.
         sort_width: rows with a top-k up to this are sampled among that many best tokens.
         sort_limit: see `mass.cut`.
+        block_rows: most rows worked on at once.
     """
 
     vocab_size: int
     sort_width: int
     sort_limit: int
+    block_rows: int
 
 
 class Method(Enum):
@@ -90,7 +93,7 @@ class Group:
         self.slots = [slot for slot, _ in members]
         self.rows = [row for _, row in members]
         self._take = taker(self.slots, batch)
-        self._limits = limits
+        self._sort_limit = max(limits.sort_limit, _SORTED_VALUES // len(members))
         self._columns = build_columns([row.params for row in self.rows], limits.vocab_size)
 
     def sample(
@@ -110,7 +113,7 @@ class Group:
         logits = logits.astype(mx.float32)
         uniforms = mx.array(picks)
         if self.need.method is Method.ALL:
-            masses = all_masses(logits, self._columns, self._xtc(luck, exempt), self._limits.sort_limit)
+            masses = all_masses(logits, self._columns, self._xtc(luck, exempt), self._sort_limit)
             return pick(masses, uniforms)
         ids, masses = ranked_masses(logits, self._columns, self.need.width)
         return mx.take_along_axis(ids, pick(masses, uniforms)[:, None], axis=-1)[:, 0].astype(mx.int32)
@@ -140,6 +143,7 @@ class Plan:
         self._groups = _group(members, batch, limits)
         self._drawing = [row for group in self._groups if not _is_greedy(group) for row in group.rows]
         self._hashes = [row.seed_hash for row in self._drawing]
+        self._block_rows = limits.block_rows
         self._order = _order([slot for group in self._groups for slot in group.slots], batch)
         self._biases: Biases | None = build_biases(self.rows, [slot for slot, _ in members], limits.vocab_size)
         self.penalties = _build_penalty_groups(members, limits.vocab_size)
@@ -154,17 +158,15 @@ class Plan:
         return any(not row.holding_back for row in self.holding)
 
     def edit(self, logits: mx.array, allowed: mx.array | None) -> mx.array:
-        """Apply mask, biases and penalties, in this order; (B, V), float32 if anything was changed."""
-        if allowed is not None:
-            logits = apply_mask(logits.astype(mx.float32), allowed)
-        if self._biases is None and not self.penalties:
-            return logits
-        flat = logits.astype(mx.float32).reshape(-1)
-        if self._biases is not None:
-            flat = self._biases.apply(flat)
-        for group in self.penalties:
-            flat = group.apply(flat)
-        return flat.reshape(logits.shape)
+        """Apply biases, penalties and the mask; (B, V), float32 if anything was changed."""
+        if self._biases is not None or self.penalties:
+            flat = logits.astype(mx.float32).reshape(-1)
+            if self._biases is not None:
+                flat = self._biases.apply(flat)
+            for group in self.penalties:
+                flat = group.apply(flat)
+            logits = flat.reshape(logits.shape)
+        return logits if allowed is None else apply_mask(logits.astype(mx.float32), allowed)
 
     def choose(self, logits: mx.array, exempt: mx.array | None) -> mx.array:
         """Choose every slot's token from edited logits; (B,) int32. A dead slot repeats another's token, or 0."""
@@ -185,7 +187,7 @@ class Plan:
         if not self._asking:
             return None
         asked = self._take_asking(logits).astype(mx.float32)
-        return row_logprobs(asked, self._take_asking(tokens), self._asking, self._top_counts)
+        return row_logprobs(asked, self._take_asking(tokens), self._asking, self._top_counts, self._block_rows)
 
     def advance(self, tokens: mx.array) -> None:
         """Move every row past the tokens just chosen."""
@@ -216,11 +218,15 @@ def _is_greedy(group: Group) -> bool:
 
 
 def _group(members: Sequence[tuple[int, Row]], batch: int, limits: Limits) -> list[Group]:
-    """Split rows by need, in order of first appearance."""
+    """Split rows by need, in order of first appearance, and large groups into blocks."""
     by_need: dict[Need, list[tuple[int, Row]]] = {}
     for slot, row in members:
         by_need.setdefault(need_of(row.params, limits), []).append((slot, row))
-    return [Group(need, found, batch, limits) for need, found in by_need.items()]
+    groups = []
+    for need, found in by_need.items():
+        size = len(found) if need.method is Method.GREEDY else limits.block_rows
+        groups += [Group(need, found[i : i + size], batch, limits) for i in range(0, len(found), size)]
+    return groups
 
 
 def _build_penalty_groups(members: Sequence[tuple[int, Row]], vocab_size: int) -> list[PenaltyGroup]:

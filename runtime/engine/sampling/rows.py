@@ -19,7 +19,6 @@ class Row:
     """One running row.
 
     Attributes:
-        id: as given at join.
         params: how it samples.
         seed_hash: start of its random stream.
         position: index of the next token in its output.
@@ -29,7 +28,6 @@ class Row:
         held_back_until: see above.
     """
 
-    id: int
     params: SamplingParams
     seed_hash: int
     position: int

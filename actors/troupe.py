@@ -1,0 +1,263 @@
+"""The troupe: builds the six actors of one engine, wires them, runs them in one task group, and answers for them.
+
+When an actor dies the others are stopped, every live request ends with the error, and `on_failure` is told; `run` then
+returns. Stopping (cancelling `run`) ends what is left with "the runtime was stopped".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+from anyio import TASK_STATUS_IGNORED
+
+from ..runtime.actor import InboxFull, Reply
+from ..runtime.clock import MonotonicClock
+from ..runtime.errors import ActorDied, NotReady, Overloaded, TroupeError
+from ..runtime.messages import admission as to_admission
+from ..runtime.messages import memory_enforcer as to_memory
+from ..runtime.messages import prefill as to_prefill
+from ..runtime.service import ActorStatistics, Statistics
+from .admission import AdmissionActor
+from .admission_core import AdmissionCore, AdmissionPolicy
+from .cache_store import CacheStoreActor, CacheStoreCore
+from .decode import DecodeActor
+from .decode_core import DecodeCore
+from .executor import ExecutorActor
+from .memory_enforcer import MemoryEnforcerActor
+from .prefill import PrefillActor
+from .prefill_core import PrefillCore
+from .prefill_cost import ChunkCost
+from .prefill_policy import PrefillPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
+
+    from ..runtime.actor import Actor, Ref
+    from ..runtime.clock import Clock
+    from ..runtime.config import RuntimeConfig
+    from ..runtime.engine_protocol import Engine, EngineFacts
+    from ..runtime.messages.admission import AdmissionMessage
+    from ..runtime.request import Request
+    from .executor import JobThread
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+
+class Cast(NamedTuple):
+    """The actors of a troupe."""
+
+    admission: AdmissionActor
+    prefill: PrefillActor
+    decode: DecodeActor
+    executor: ExecutorActor
+    cache_store: CacheStoreActor
+    memory_enforcer: MemoryEnforcerActor
+
+
+class Troupe:
+    """All actors of one engine. Built and used on the event loop's thread.
+
+    Args:
+        config: the settings.
+        facts: what the engine said of itself when it was loaded.
+        engine: only ever called on `thread`.
+        thread: runs the engine's jobs; the caller ends it, after `run` has returned.
+        clock: time for all actors.
+        on_failure: called once with the error when an actor dies.
+        tick_s: interval at which deadlines and memory are looked at; None leaves that to calls of `tick`.
+        footprint: bytes of the process; psutil's when None.
+
+    Attributes:
+        cast: the actors.
+        failure: why the troupe ended by itself; None while it lives.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        facts: EngineFacts,
+        engine: Engine,
+        thread: JobThread,
+        *,
+        clock: Clock | None = None,
+        on_failure: Callable[[TroupeError], None] | None = None,
+        tick_s: float | None = TICK_S,
+        footprint: Callable[[], int] | None = None,
+    ) -> None:
+        clock = clock or MonotonicClock()
+        self.failure: TroupeError | None = None
+        self.cast = _cast(config, facts, engine, thread, clock, footprint)
+        self._on_failure = on_failure
+        self._tick_s = tick_s
+        self._running = False
+        _connect(self.cast)
+
+    @property
+    def admission(self) -> Ref[AdmissionMessage]:
+        """Where requests go in."""
+        return self.cast.admission.ref
+
+    @property
+    def last_step_age_s(self) -> float | None:
+        """How long the oldest job has been on the engine's thread; None when it has nothing to do."""
+        return self.cast.executor.last_step_age_s
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled, or until an actor dies. Never raises an actor's error: see `failure`."""
+        self._running = True
+        try:
+            async with anyio.create_task_group() as group:
+                for actor in self.cast:
+                    group.start_soon(self._serve, actor, group.cancel_scope, name=actor.name)
+                if self._tick_s is not None:
+                    group.start_soon(self._keep_ticking, self._tick_s, name="ticks")
+                task_status.started()
+        finally:
+            self._running = False
+            self._end_requests(self.failure or NotReady("the runtime was stopped", code="stopped"))
+
+    async def submit(self, rows: tuple[Request, ...]) -> None:
+        """Queue the rows of one request, which share one prompt; the first is the leader.
+
+        Raises:
+            NotReady: the troupe is not running, or is draining.
+            Overloaded: the queue is full.
+            InvalidRequest: the request id is taken, or there are more rows than there can be.
+        """
+        await self._ask(lambda reply: to_admission.Submit(rows, reply))
+
+    async def drain(self) -> None:
+        """Refuse new requests from now on, and wait until the last row has ended."""
+        await self._ask(to_admission.Drain)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        if not self._running:
+            return
+        try:
+            self.admission.tell(to_admission.Cancel(request_id))
+        except InboxFull:  # a cancel must not be lost: once more when admission has had its turn
+            asyncio.get_running_loop().call_soon(self.cancel, request_id)
+        except ActorDied:
+            logger.debug("a cancel came after the end")
+
+    def tick(self) -> None:
+        """Have deadlines and memory looked at."""
+        self.admission.tell(to_admission.Tick())
+        self.cast.prefill.ref.tell(to_prefill.Tick())
+        self.cast.memory_enforcer.ref.tell(to_memory.Tick())
+
+    def thread_died(self, error: BaseException) -> None:
+        """The engine's thread has ended by an exception. May be called from any thread."""
+        self.cast.executor.thread_died(error)
+
+    def statistics(self) -> Statistics:
+        """A snapshot."""
+        cast = self.cast
+        admission, prefill, decode = cast.admission.core, cast.prefill.core, cast.decode.core
+        cache, sample = cast.cache_store.core, cast.memory_enforcer.sample
+        return Statistics(
+            running=decode.running,
+            prefilling=prefill.prefilling,
+            waiting=admission.waiting,
+            steps=decode.steps,
+            prompt_tokens=prefill.prompt_tokens,
+            completion_tokens=decode.completion_tokens,
+            finished=dict(admission.finished),
+            cache_queries_tokens=cache.queried_tokens,
+            cache_hits_tokens=cache.hit_tokens,
+            cache_pages=cache.tree.pages,
+            cache_bytes=cache.held_bytes,
+            memory_active_bytes=sample.active_bytes,
+            memory_pool_bytes=sample.pool_bytes,
+            memory_peak_bytes=sample.peak_bytes,
+            last_step_age_s=self.last_step_age_s,
+            actors={
+                actor.name: ActorStatistics(actor.depth, actor.stats.handled, actor.stats.busy_s) for actor in self.cast
+            },
+        )
+
+    async def _serve(self, actor: Actor[Any], scope: anyio.CancelScope) -> None:
+        try:
+            await actor.run()
+        except Exception as error:
+            self._fail(actor, error)
+            scope.cancel()
+
+    def _fail(self, actor: Actor[Any], error: Exception) -> None:
+        """The first death counts; those that follow from it do not."""
+        if self.failure is not None:
+            return
+        self._running = False
+        failure = error if isinstance(error, TroupeError) else ActorDied(f"{actor.name} failed: {error!r}")
+        self.failure = failure
+        self._end_requests(failure)
+        if self._on_failure is not None:
+            self._on_failure(failure)
+
+    def _end_requests(self, error: TroupeError) -> None:
+        """End every live request; admission knows them all, whichever actor has them."""
+        self.cast.admission.core.fail_all(error)
+
+    async def _keep_ticking(self, interval_s: float) -> None:
+        while True:
+            await anyio.sleep(interval_s)
+            self.tick()
+
+    async def _ask(self, make: Callable[[Reply[None]], AdmissionMessage]) -> None:
+        if not self._running:
+            raise NotReady(str(self.failure or "the runtime is not running"))
+        reply: Reply[None] = Reply()
+        try:
+            self.admission.tell(make(reply))
+            await reply
+        except InboxFull as error:
+            raise Overloaded(str(error)) from None
+        except ActorDied as error:
+            raise NotReady(error.message) from None
+
+
+def _cast(
+    config: RuntimeConfig,
+    facts: EngineFacts,
+    engine: Engine,
+    thread: JobThread,
+    clock: Clock,
+    footprint: Callable[[], int] | None,
+) -> Cast:
+    store = CacheStoreCore(
+        page_tokens=config.page_tokens, page_bytes=facts.page_bytes, budget_bytes=config.prefix_cache_bytes
+    )
+    page_tokens = config.page_tokens if store.tree.budget_pages else 0
+    gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
+    policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
+    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), page_tokens=page_tokens, clock=clock)
+    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=page_tokens, clock=clock)
+    inbox = config.inbox
+    return Cast(
+        admission=AdmissionActor(AdmissionCore(gates, clock=clock), inbox=inbox, clock=clock),
+        prefill=PrefillActor(prefill, inbox=inbox, clock=clock),
+        decode=DecodeActor(decode, inbox=inbox, clock=clock),
+        executor=ExecutorActor(engine, thread, inbox=inbox, clock=clock),
+        cache_store=CacheStoreActor(store, inbox=inbox, clock=clock),
+        memory_enforcer=MemoryEnforcerActor(config.memory_limit_bytes, inbox=inbox, clock=clock, footprint=footprint),
+    )
+
+
+def _connect(cast: Cast) -> None:
+    admission, prefill, decode = cast.admission, cast.prefill, cast.decode
+    executor, cache_store, memory = cast.executor, cast.cache_store, cast.memory_enforcer
+    admission.prefill = prefill.ref
+    prefill.admission, prefill.decode, prefill.cache_store = admission.ref, decode.ref, cache_store.ref
+    decode.admission, decode.prefill = admission.ref, prefill.ref
+    decode.executor, decode.cache_store = executor.ref, cache_store.ref
+    executor.decode, executor.cache_store, executor.memory_enforcer = decode.ref, cache_store.ref, memory.ref
+    cache_store.prefill, cache_store.executor = prefill.ref, executor.ref
+    memory.admission, memory.cache_store, memory.executor = admission.ref, cache_store.ref, executor.ref

@@ -1,0 +1,120 @@
+"""A whole troupe around the fake engine, in virtual time, on one loop, without sleeping."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from mlx_troupe.actors.troupe import Troupe
+from mlx_troupe.runtime.clock import Clock, ManualClock
+from mlx_troupe.runtime.config import RuntimeConfig
+from mlx_troupe.runtime.engine_protocol import EngineFacts
+from mlx_troupe.runtime.errors import TroupeError
+from mlx_troupe.runtime.request import Request
+from tests.actors.parts import InlineThread, make_rows
+from tests.fake_engine import Costs, FakeEngine
+
+PAGE = 4
+MANY_TURNS = 200_000
+
+
+class Stage:
+    """The troupe under test, its engine, and the hands on its clock."""
+
+    def __init__(
+        self,
+        *,
+        overlap: bool = True,
+        costs: Costs | None = None,
+        cache_pages: int = 64,
+        prefill_token_s: float = 0.0,
+        clock: Clock | None = None,
+        thread: Any = None,  # noqa: ANN401
+        footprint: int = 0,
+        **config: Any,  # noqa: ANN401
+    ) -> None:
+        self.clock: Clock = clock or ManualClock()
+        settings: dict[str, Any] = {
+            "page_tokens": PAGE,
+            "prefix_cache_bytes": cache_pages * 16,
+            "prefill_chunk_tokens": 16,
+            "memory_limit_bytes": 1 << 40,
+            "fair_share": 0.3,
+        }
+        self.config = RuntimeConfig(**(settings | config))
+        facts = EngineFacts(
+            vocab_size=64,
+            context_length=1 << 20,
+            page_bytes=16,
+            overlap="launch" if overlap else "off",
+            prefill_token_s=prefill_token_s,
+        )
+        self.engine = FakeEngine(facts, page_tokens=PAGE, clock=self.clock, costs=costs)
+        self.thread = thread or InlineThread()
+        self.failures: list[TroupeError] = []
+        self.troupe = Troupe(
+            self.config,
+            facts,
+            self.engine,
+            self.thread,
+            clock=self.clock,
+            on_failure=self.failures.append,
+            tick_s=None,
+            footprint=lambda: footprint,
+        )
+        self.rows: list[Request] = []
+
+    async def submit(self, prompt: Sequence[int], max_tokens: int = 4, **more: Any) -> tuple[Request, ...]:  # noqa: ANN401
+        """Make the rows of a request and queue them."""
+        rows = make_rows(prompt, max_tokens, arrived_s=self.clock.now(), **more)
+        await self.troupe.submit(rows)
+        self.rows += rows
+        return rows
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Let the loop turn until something holds."""
+        for _ in range(MANY_TURNS):
+            if done():
+                return
+            await anyio.sleep(0)
+        raise AssertionError("it never came")
+
+    async def turns(self, count: int) -> None:
+        """Let the loop turn a few times."""
+        for _ in range(count):
+            await anyio.sleep(0)
+
+    @property
+    def quiet(self) -> bool:
+        """True when no request is alive and no message or job is on its way."""
+        cast = self.troupe.cast
+        cores = cast.admission.core, cast.prefill.core, cast.decode.core
+        return (
+            all(core.idle for core in cores) and not any(actor.depth for actor in cast) and not self.thread.jobs
+        )
+
+    async def finish(self) -> None:
+        """Wait until all is quiet, then check that nothing was lost or left."""
+        await self.until(lambda: bool(self.failures) or self.quiet)
+        await self.turns(20)
+        assert not self.failures, self.failures
+        assert self.quiet
+        self.engine.check_empty()
+        tree = self.troupe.cast.cache_store.core.tree
+        tree.check_integrity()
+        assert tree.leased_pages == 0
+        assert set(tree._pages) == set(self.engine.pages)
+        assert all(row.finished for row in self.rows)
+
+
+@asynccontextmanager
+async def on_stage(**settings: Any) -> AsyncIterator[Stage]:  # noqa: ANN401
+    """Open a troupe; it is stopped at the end of the block."""
+    stage = Stage(**settings)
+    async with anyio.create_task_group() as group:
+        await group.start(stage.troupe.run)
+        yield stage
+        group.cancel_scope.cancel()

@@ -1,0 +1,334 @@
+"""An engine without a model: its tokens come from an oracle, and it checks every word of the protocol.
+
+The next token is a mix of the row's seed and of *every* token in its KV, so a chunk restored from wrong pages, a row
+joined from wrong KV or a step out of order gives other tokens. `oracle` computes what a row must give. Time is virtual:
+costs are added to a ManualClock, if one is given. Works inline and on a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mlx_troupe.runtime.clock import Clock, ManualClock, MonotonicClock
+from mlx_troupe.runtime.engine_protocol import EngineFacts, StepMessage
+from mlx_troupe.runtime.events import PositionLogprobs, TokenLogprob
+from mlx_troupe.runtime.messages.decode import ChunkOutcome, ChunksResult, RowsFailed, StepResult
+from mlx_troupe.runtime.messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
+from mlx_troupe.runtime.messages.memory_enforcer import MemorySample
+from mlx_troupe.runtime.request import PLACEHOLDER
+
+_MASK = (1 << 64) - 1
+
+
+class ProtocolError(AssertionError):
+    """Policy asked the engine for something that a correct one never asks."""
+
+
+def check(condition: object, text: str) -> None:
+    """Raise ProtocolError unless `condition` holds."""
+    if not condition:
+        raise ProtocolError(text)
+
+
+def mix(state: int, token: int) -> int:
+    """The state of a KV after one more token."""
+    state = (state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & _MASK
+    return state ^ state >> 29
+
+
+def sample(state: int, seed: int, vocab_size: int, forbidden: Iterable[int] = ()) -> int:
+    """The token that follows a KV state; the next one that is not forbidden."""
+    token = mix(state, seed + 7) % vocab_size
+    while token in forbidden:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def oracle(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    seed: int = 0,
+    vocab_size: int = 64,
+    stop_tokens: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
+) -> list[int]:
+    """Output ids of a row that runs to its stop token (included) or to max_tokens."""
+    state = 0
+    for token in prompt:
+        state = mix(state, token)
+    output: list[int] = []
+    while len(output) < max_tokens:
+        forbidden = stop_tokens if len(output) < min_tokens else ()
+        token = sample(state, seed, vocab_size, forbidden)
+        output.append(token)
+        if token in stop_tokens:
+            break
+        state = mix(state, token)
+    return output
+
+
+@dataclass
+class Costs:
+    """Virtual seconds; a chunk costs n * (token_s + depth_s * (depth + n / 2)) + chunk_s."""
+
+    step_s: float = 0.0
+    row_s: float = 0.0
+    token_s: float = 0.0
+    depth_s: float = 0.0
+    chunk_s: float = 0.0
+
+    def chunk(self, tokens: int, depth: int) -> float:
+        """Seconds of a chunk."""
+        return self.chunk_s + tokens * (self.token_s + self.depth_s * (depth + tokens / 2))
+
+
+@dataclass
+class FakeRow:
+    """A row in the batch: the tokens in its KV, and the one that goes in next."""
+
+    kv: list[int]
+    state: int
+    token: int
+    join: JoinRow
+    position: int
+
+
+@dataclass
+class Faults:
+    """What goes wrong: rows whose step, join or chunk raises, and a step at which everything does."""
+
+    step_rows: set[int] = field(default_factory=set)
+    join_rows: set[int] = field(default_factory=set)
+    chunk_rows: set[int] = field(default_factory=set)
+    die_at_step: int | None = None
+
+
+class FakeEngine:
+    """See the module.
+
+    Args:
+        facts: `overlap` says when steps are committed.
+        page_tokens: tokens of a page.
+        clock: moved by the costs when it is a ManualClock.
+        record: keep all plans in `plans`.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts | None = None,
+        *,
+        page_tokens: int = 4,
+        clock: Clock | None = None,
+        costs: Costs | None = None,
+        record: bool = True,
+    ) -> None:
+        self.facts = facts or EngineFacts(vocab_size=64, context_length=4096, page_bytes=16)
+        self.page_tokens = page_tokens
+        self.clock: Clock = clock or MonotonicClock()
+        self.costs = costs or Costs()
+        self.faults = Faults()
+        self.plans: list[StepPlan] = []
+        self.rows: dict[int, FakeRow] = {}
+        self.staged: dict[int, list[int]] = {}
+        self.aside: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.pages: dict[int, tuple[int, ...]] = {}
+        self.computed_tokens = 0
+        self.memory = MemorySample(0, 0, 0, 0.0)
+        self.pool_clears = 0
+        self._record = record
+        self._step = 0
+        self._failed: set[int] = set()
+        self._gone: set[int] = set()
+        self._ever_staged: set[int] = set()
+        self._outstanding: StepResult | None = None
+        self._committed_s = 0.0
+        self._busy = threading.Lock()
+
+    # --- one plan ---------------------------------------------------------------------------------------------------
+
+    def run(self, plan: StepPlan, emit: Callable[[StepMessage], None]) -> None:
+        """See `Engine.run`."""
+        check(self._busy.acquire(blocking=False), "run was called while it ran")
+        try:
+            self._run(plan, emit)
+        finally:
+            self._busy.release()
+
+    def _run(self, plan: StepPlan, emit: Callable[[StepMessage], None]) -> None:
+        self._step += 1
+        check(plan.step == self._step, f"plan {plan.step} came where {self._step} was due")
+        if self.faults.die_at_step == plan.step:
+            raise RuntimeError("the device is on fire")
+        if self._record:
+            self.plans.append(plan)
+        for leave in plan.leaves:
+            self._leave(leave)
+        for join in plan.joins:
+            self._join(plan, join, emit)
+        for row in plan.discards:
+            check(row in self._ever_staged, f"row {row} was discarded but never staged")
+            self._ever_staged.remove(row)
+            self.staged.pop(row, None)
+        result = self._launch(plan, emit)
+        previous, self._outstanding = self._outstanding, result
+        self._commit(previous, emit)
+        if plan.chunks or self.facts.overlap == "off":
+            self._commit(self._outstanding, emit)
+            self._outstanding = None
+        if plan.chunks:
+            check(len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "two chunks of one row in a plan")
+            emit(ChunksResult(plan.step, tuple([self._chunk(chunk) for chunk in plan.chunks])))
+
+    def _launch(self, plan: StepPlan, emit: Callable[[StepMessage], None]) -> StepResult | None:
+        if not plan.rows:
+            return None
+        check(len(set(plan.rows)) == len(plan.rows), "a row is twice in a plan")
+        unnamed = set(self.rows) - set(plan.rows)
+        check(not unnamed, f"rows {unnamed} are neither in the plan nor have they left")
+        failing = tuple(row for row in plan.rows if row in self.faults.step_rows and row in self.rows)
+        for row in failing:
+            del self.rows[row]
+            self._failed.add(row)
+        if failing:
+            emit(RowsFailed(plan.step, failing, "RuntimeError: injected"))
+        self._spend(self.costs.step_s + self.costs.row_s * len(plan.rows))
+        tokens = tuple([self._next(row) for row in plan.rows])
+        if not any(row in self.rows for row in plan.rows):
+            return None  # the engine has nothing to launch, hence no result
+        logprobs = {
+            row: PositionLogprobs(TokenLogprob(token, -1.0))
+            for row, token in zip(plan.rows, tokens, strict=True)
+            if row in self.rows and self.rows[row].join.sampling.top_logprobs is not None
+        }
+        return StepResult(plan.step, tokens, logprobs, self.costs.step_s + self.costs.row_s * len(plan.rows))
+
+    def _next(self, number: int) -> int:
+        row = self.rows.get(number)
+        if row is None:
+            check(number in self._failed, f"row {number} is in a plan but not in the batch")
+            return PLACEHOLDER
+        check(row.token >= 0, f"row {number} was fed a placeholder")
+        row.kv.append(row.token)
+        row.state = mix(row.state, row.token)
+        check(len(row.kv) <= self.facts.context_length, f"row {number} outgrew the context")
+        join = row.join
+        forbidden = join.suppress if row.position < join.suppress_until else ()
+        row.token = sample(row.state, join.sampling.seed or 0, self.facts.vocab_size, forbidden)
+        row.position += 1
+        return row.token
+
+    def _commit(self, result: StepResult | None, emit: Callable[[StepMessage], None]) -> None:
+        if result is not None:
+            emit(result)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _join(self, plan: StepPlan, join: JoinRow, emit: Callable[[StepMessage], None]) -> None:
+        check(join.row not in self.rows and join.row not in self._gone, f"row {join.row} joined twice")
+        check(join.row in plan.rows, f"row {join.row} joins a plan that does not name it")
+        kv = self.staged.get(join.source, [])
+        check(join.staged_tokens == 0 or join.source in self.staged, f"row {join.source} has no staged KV")
+        check(len(kv) == join.staged_tokens, f"row {join.row} joins {len(kv)} tokens, told {join.staged_tokens}")
+        check(not join.history or list(join.history) == [*kv, join.token], "the history is not the prompt")
+        if join.row in self.faults.join_rows:
+            self._failed.add(join.row)
+            emit(RowsFailed(plan.step, (join.row,), "RuntimeError: injected"))
+            return
+        state = 0
+        for token in kv:
+            state = mix(state, token)
+        self.rows[join.row] = FakeRow(list(kv), state, join.token, join, join.position)
+
+    def _leave(self, leave: LeaveRow) -> None:
+        check(leave.row not in self._gone, f"row {leave.row} left twice")
+        row = self.rows.pop(leave.row, None)
+        if row is None:
+            check(leave.row in self._failed, f"row {leave.row} left but was not in the batch")
+            return
+        self._gone.add(leave.row)
+        self._put_aside(leave.row, row.kv, leave.stash_pages)
+
+    def _put_aside(self, row: int, kv: list[int], pages: tuple[int, ...]) -> None:
+        for page in pages:
+            end = (page + 1) * self.page_tokens
+            check(end <= len(kv), f"page {page} of row {row} is not complete")
+            self.aside.setdefault(row, {})[page] = tuple(kv[:end])
+
+    # --- prefill ----------------------------------------------------------------------------------------------------
+
+    def _chunk(self, chunk: Chunk) -> ChunkOutcome:
+        check(chunk.tokens or chunk.restore_pages, f"the chunk of row {chunk.row} is empty")
+        self._ever_staged.add(chunk.row)
+        seconds = self.costs.chunk(len(chunk.tokens), chunk.start)
+        self._spend(seconds)
+        if chunk.row in self.faults.chunk_rows:
+            self.staged.pop(chunk.row, None)
+            return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected")
+        if chunk.start == chunk.restore_tokens:
+            check(chunk.row not in self.staged, f"row {chunk.row} began twice")
+            restored = self._restored(chunk)
+            if restored is None:
+                return ChunkOutcome(chunk.row, 0.0, restore_missed=True)
+            self.staged[chunk.row] = restored
+        kv = self.staged[chunk.row]
+        check(len(kv) == chunk.start, f"row {chunk.row} has {len(kv)} tokens, its chunk starts at {chunk.start}")
+        kv.extend(chunk.tokens)
+        self.computed_tokens += len(chunk.tokens)
+        self._put_aside(chunk.row, kv, chunk.stash_pages)
+        return ChunkOutcome(chunk.row, seconds)
+
+    def _restored(self, chunk: Chunk) -> list[int] | None:
+        check(bool(chunk.restore_pages) == bool(chunk.restore_tokens), "pages without tokens, or the reverse")
+        pages = [self.pages.get(page) for page in chunk.restore_pages]
+        if None in pages:
+            return None
+        if not pages:
+            return []
+        check(-(-chunk.restore_tokens // self.page_tokens) == len(pages), "too many or too few pages to restore")
+        kv: list[int] = []
+        for page in pages:
+            assert page is not None
+            check(list(page[: -self.page_tokens]) == kv, "a page was restored behind a prefix that is not its own")
+            kv = list(page)
+        return kv[: chunk.restore_tokens]
+
+    # --- pages and memory -------------------------------------------------------------------------------------------
+
+    def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """See `Engine.adopt`."""
+        aside = self.aside.pop(row, {})
+        missing = []
+        for index, page in pages:
+            check(page not in self.pages, f"page id {page} was given twice")
+            if index in aside:
+                self.pages[page] = aside[index]
+            else:
+                missing.append(page)
+        return tuple(missing)
+
+    def drop(self, pages: tuple[int, ...]) -> None:
+        """See `Engine.drop`."""
+        for page in pages:
+            self.pages.pop(page, None)
+
+    def sample_memory(self, *, clear_pool: bool) -> MemorySample:
+        """See `Engine.sample_memory`."""
+        self.pool_clears += clear_pool
+        return self.memory
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self.rows.clear()
+
+    def check_empty(self) -> None:
+        """Raise ProtocolError if a row, staged KV or a page put aside is left over."""
+        check(not self.rows, f"rows are left in the batch: {list(self.rows)}")
+        check(not self.staged, f"staged KV is left: {list(self.staged)}")
+        check(not self.aside, f"pages nobody named are left: {self.aside.keys()}")
+
+    def _spend(self, seconds: float) -> None:
+        if seconds and isinstance(self.clock, ManualClock):
+            self.clock.advance(seconds)

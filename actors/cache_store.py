@@ -18,7 +18,7 @@ from ..runtime.messages.cache_store import (
     Store,
     Unlease,
 )
-from ..runtime.messages.executor import AdoptPages, DropPages
+from ..runtime.messages.executor import NO_PAGE, AdoptPages, DropPages
 from ..runtime.messages.prefill import Matched
 from ..runtime.prefix_tree import PrefixTree
 from .delivery import deliver
@@ -67,10 +67,12 @@ class CacheStoreCore:
         self.to_prefill.append(Matched(message.row, found.pages, found.tokens))
 
     def store(self, message: Store) -> None:
-        """Keep a row's new pages, as far as there is room; the engine frees those that are not named."""
+        """Keep a row's new pages, as far as there is room; the engine frees the others."""
         done = self.tree.insert(message.tokens, message.first_page, message.last_page)
         self._free(done.evicted)
-        self.to_executor.append(AdoptPages(message.row, done.added))
+        ids = dict(done.added)
+        indices = range(message.first_page, message.last_page)
+        self.to_executor.append(AdoptPages(message.row, tuple((i, ids.get(i, NO_PAGE)) for i in indices)))
 
     def unlease(self, row: int) -> None:
         """A row's pages may go."""

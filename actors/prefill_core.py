@@ -16,7 +16,7 @@ from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, 
 from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
 from ..runtime.messages.executor import Chunk
 from ..runtime.request import State
-from .prefill_policy import SHORT_S, PrefillPolicy, Prompt, choose, in_order, owed_s
+from .prefill_policy import OVERTAKE_SHARE, SHORT_S, PrefillPolicy, Prompt, choose, in_order, owed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -169,11 +169,12 @@ class PrefillCore:
         return Offer(chunks, owed_s(self._policy, self._chunk_s, contended=contended))
 
     def _overtakers(self, free: list[Prompt]) -> list[Prompt]:
-        """Short prompts that may go before a long chunk that decode was offered already."""
-        seconds = sum(self.cost.seconds(len(chunk.tokens), chunk.start) for _, chunk in self._offered.values())
-        if self._overtaken or seconds <= SHORT_S:
+        """Prompts so short that they should go before a long chunk which decode was offered already."""
+        if self._overtaken:
             return []
-        return [prompt for prompt in free if self.cost.seconds(prompt.remaining, prompt.computed) <= SHORT_S]
+        offered_s = sum(self.cost.seconds(len(chunk.tokens), chunk.start) for _, chunk in self._offered.values())
+        limit_s = offered_s * OVERTAKE_SHARE if offered_s > SHORT_S else 0.0
+        return [prompt for prompt in free if self.cost.seconds(prompt.remaining, prompt.computed) < limit_s]
 
     def _offer(self, prompt: Prompt, tokens: int) -> Chunk:
         start, end = prompt.computed, prompt.computed + tokens

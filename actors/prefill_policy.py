@@ -25,6 +25,7 @@ FLOOR_TOKENS = 16
 IDLE_FLOOR_TOKENS = 256
 IDLE_STALLS = 4.0
 SHORT_S = 0.05
+OVERTAKE_SHARE = 0.5
 
 
 class PrefillPolicy(msgspec.Struct, frozen=True):

@@ -36,9 +36,6 @@ class HttpMetrics:
         self._disconnects = Counter(
             f"{PREFIX}_disconnects", "Clients that left before their answer's end", ["stage"], registry=self._registry
         )
-        self._write_timeouts = Counter(
-            f"{PREFIX}_write_timeouts", "Clients cut off because they did not read", registry=self._registry
-        )
 
     def started(self) -> None:
         """A request's headers are there."""
@@ -55,12 +52,9 @@ class HttpMetrics:
         self._errors.labels(code).inc()
 
     def disconnected(self, stage: str) -> None:
-        """A client left: stage "body", "queued", "prefill", "decode" or "answer" (one that is not streamed)."""
+        """A client left: stage "body", "queued", "prefill", "decode", "answer" (one that is not streamed) or
+        "unread" (cut off because it did not read)."""
         self._disconnects.labels(stage).inc()
-
-    def write_timed_out(self) -> None:
-        """A client did not read."""
-        self._write_timeouts.inc()
 
     def exposition(self) -> bytes:
         """Text of all of them, for `/metrics`."""

@@ -49,11 +49,11 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await _answer(request, handler, context)
         status = request.get(STATUS, response.status)
     except asyncio.CancelledError:
-        status = request.get(STATUS, CLIENT_CLOSED_REQUEST)
-        if status == CLIENT_CLOSED_REQUEST:
-            context.metrics.disconnected(request.get(STAGE, "body"))
+        status = request.setdefault(STATUS, CLIENT_CLOSED_REQUEST)
         raise
     finally:
+        if request.get(STATUS) == CLIENT_CLOSED_REQUEST:
+            context.metrics.disconnected(request.get(STAGE, "body"))
         seconds = time.monotonic() - started
         context.metrics.ended(_route(request), status, seconds)
         if context.settings.access_log:

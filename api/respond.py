@@ -15,7 +15,7 @@ from .errors import CLIENT_CLOSED_REQUEST, ApiError, from_troupe, internal
 from .middleware import REQUEST_ID, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
-from .streaming import ClientTooSlow, EventStreamWriter, stream_events
+from .streaming import EventStreamWriter, stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,18 +74,14 @@ async def _streamed(
         async with events_of(context.service, generations) as source:
             await stream_events(source, encoder, writer, settings.keepalive_interval_s)
             request[STATUS] = writer.response.status  # all is sent; the client may leave now
-    except ConnectionError as error:
+    except ConnectionError:
         request[STATUS] = CLIENT_CLOSED_REQUEST
-        if isinstance(error, ClientTooSlow):
-            context.metrics.write_timed_out()
-        else:
-            context.metrics.disconnected(encoder.stage)
     except Exception as error:
         if not writer.opened:
             raise
         await writer.fail(encoder.fail(_last_error(error, request)))
     finally:
-        request[STAGE] = encoder.stage
+        request[STAGE] = "unread" if writer.timed_out else encoder.stage
     if encoder.error is not None:
         context.metrics.failed(encoder.error.code)
     return writer.response

@@ -42,6 +42,11 @@ class ClientTooSlow(ConnectionError):
 class EventStreamWriter:
     """One event stream's response.
 
+    Attributes:
+        response: what aiohttp knows of it.
+        last_write: loop time of the last bytes.
+        timed_out: the connection was cut because the client did not read.
+
     Args:
         request: the request it answers.
         write_timeout_s: longest wait for a reader that does not read.
@@ -51,6 +56,7 @@ class EventStreamWriter:
     def __init__(self, request: web.Request, *, write_timeout_s: float, write_buffer_bytes: int) -> None:
         self.response = web.StreamResponse(headers=HEADERS)
         self.last_write = 0.0
+        self.timed_out = False
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._write_timeout_s = write_timeout_s
@@ -98,6 +104,7 @@ class EventStreamWriter:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._request.writer.drain()
         except TimeoutError:
+            self.timed_out = True
             if self._transport is not None:
                 self._transport.abort()
             raise ClientTooSlow("the client does not read") from None

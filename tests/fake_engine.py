@@ -15,7 +15,7 @@ from mlx_troupe.runtime.clock import Clock, ManualClock, MonotonicClock
 from mlx_troupe.runtime.engine_protocol import EngineFacts, StepMessage
 from mlx_troupe.runtime.events import PositionLogprobs, TokenLogprob
 from mlx_troupe.runtime.messages.decode import ChunkOutcome, ChunksResult, RowsFailed, StepResult
-from mlx_troupe.runtime.messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
+from mlx_troupe.runtime.messages.executor import NO_PAGE, Chunk, JoinRow, LeaveRow, StepPlan
 from mlx_troupe.runtime.messages.memory_enforcer import MemorySample
 from mlx_troupe.runtime.request import PLACEHOLDER
 
@@ -113,7 +113,7 @@ class FakeEngine:
         facts: `overlap` says when steps are committed.
         page_tokens: tokens of a page.
         clock: moved by the costs when it is a ManualClock.
-        record: keep all plans in `plans`.
+        record: keep all plans in `plans`, and in `token_times` when each row's tokens were emitted.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class FakeEngine:
         self.costs = costs or Costs()
         self.faults = Faults()
         self.plans: list[StepPlan] = []
+        self.token_times: dict[int, list[float]] = {}
         self.rows: dict[int, FakeRow] = {}
         self.staged: dict[int, list[int]] = {}
         self.aside: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -144,7 +145,7 @@ class FakeEngine:
         self._gone: set[int] = set()
         self._ever_staged: set[int] = set()
         self._outstanding: StepResult | None = None
-        self._committed_s = 0.0
+        self._outstanding_rows: dict[int, tuple[int, ...]] = {}
         self._busy = threading.Lock()
 
     # --- one plan ---------------------------------------------------------------------------------------------------
@@ -198,6 +199,7 @@ class FakeEngine:
         tokens = tuple([self._next(row) for row in plan.rows])
         if not any(row in self.rows for row in plan.rows):
             return None  # the engine has nothing to launch, hence no result
+        self._outstanding_rows[plan.step] = plan.rows
         logprobs = {
             row: PositionLogprobs(TokenLogprob(token, -1.0))
             for row, token in zip(plan.rows, tokens, strict=True)
@@ -221,8 +223,12 @@ class FakeEngine:
         return row.token
 
     def _commit(self, result: StepResult | None, emit: Callable[[StepMessage], None]) -> None:
-        if result is not None:
-            emit(result)
+        if result is None:
+            return
+        for row, token in zip(self._outstanding_rows.pop(result.step), result.tokens, strict=True):
+            if token != PLACEHOLDER and self._record:
+                self.token_times.setdefault(row, []).append(self.clock.now())
+        emit(result)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -303,10 +309,15 @@ class FakeEngine:
         missing = []
         for index, page in pages:
             check(page not in self.pages, f"page id {page} was given twice")
-            if index in aside:
-                self.pages[page] = aside[index]
-            else:
+            content = aside.pop(index, None)
+            if page == NO_PAGE:
+                continue
+            if content is None:
                 missing.append(page)
+            else:
+                self.pages[page] = content
+        if aside:
+            self.aside[row] = aside
         return tuple(missing)
 
     def drop(self, pages: tuple[int, ...]) -> None:

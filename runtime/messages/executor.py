@@ -8,6 +8,10 @@ from ..constraint import Constraint
 from ..sampling_params import SamplingParams
 
 
+NO_PAGE = 0
+"""Never the id of a page."""
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """A piece of one row's prompt to run through the model into the row's staged KV.
 
@@ -82,7 +86,10 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdoptPages(msgspec.Struct, frozen=True, tag=True):
-    """Name pages that a chunk or leave put aside for `row`: (page index, page id) pairs; the rest of them is freed."""
+    """Name pages that a chunk or leave put aside for `row`: (page index, page id) pairs; id NO_PAGE frees the page.
+
+    Pages that are not listed stay aside: a later chunk of the row may have put them there already.
+    """
 
     row: int
     pages: tuple[tuple[int, int], ...]

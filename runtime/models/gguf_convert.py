@@ -12,9 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 from .cache_folder import build_folder, default_cache_folder, locked
 from .gguf_blocks import GROUP
@@ -33,6 +36,8 @@ log = logging.getLogger(__name__)
 CONVERTER_VERSION = 1
 """Raised when the result changes, so that old conversions are made again."""
 MANIFEST = "manifest.json"
+MEMORY_SHARE = 0.6
+"""Most of the machine's memory that float32 weights may take."""
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 
@@ -55,9 +60,23 @@ class Form(msgspec.Struct, frozen=True):
         return f"packed-{self.scales}" if self.weights == "packed" else self.weights
 
 
-def default_form() -> Form:
-    """float32 on a Linux processor, where only that is fast; packed with 16-bit scales elsewhere."""
-    return Form("float32") if is_linux_cpu() else Form("packed", "half")
+def default_form(parameters: int = 0, memory_bytes: int | None = None) -> Form:
+    """What suits a model of so many `parameters` on this machine, which has `memory_bytes` (asked if None).
+
+    On a Linux processor only float32 is fast, unless it takes too much memory; elsewhere packed weights with
+    16-bit scales are.
+    """
+    if not is_linux_cpu():
+        return Form("packed", "half")
+    memory_bytes = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
+    if 4 * parameters <= MEMORY_SHARE * memory_bytes:
+        return Form("float32")
+    log.warning(
+        "as float32 this model takes %d MiB, too much for this machine: its weights stay packed, which is slow "
+        "on a Linux processor",
+        4 * parameters >> 20,
+    )
+    return Form("packed")
 
 
 def convert_gguf(
@@ -68,8 +87,9 @@ def convert_gguf(
     `form` is what suits this machine by default, `cache_folder` the user's own cache. Raises
     `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, or `ModelError` when the cache cannot be written.
     """
-    form = form or default_form()
-    identity = _identity(GgufFile(path), form)
+    file = GgufFile(path)
+    form = form or default_form(sum(math.prod(tensor.shape) for tensor in file.tensors.values()))
+    identity = _identity(file, form)
     cache = cache_folder or default_cache_folder()
     target = cache / "models" / f"{path.stem}-{form.name}-{identity[:12]}"
     if is_complete(target):
@@ -99,6 +119,7 @@ def write_conversion(path: Path, target: Path, form: Form, *, origin: str, repor
             "source_bytes": file.size_bytes,
             "form": form.name,
             "architecture": layout.family.architecture,
+            "blocks": dict(Counter(plan.source.block_type.name for plan in plans if len(plan.source.shape) > 1)),
             "weight_bytes": (folder / "model.safetensors").stat().st_size,
             "tensors": digests,
         }

@@ -14,7 +14,7 @@ import msgspec
 from . import hub
 from .demo import DEMO, SERVED_NAME, demo_folder
 from .errors import ModelDownloadFailed, ModelError, ModelNotFound
-from .gguf_convert import convert_gguf
+from .gguf_convert import Form, convert_gguf
 from .machine import is_linux_cpu
 from .progress import Report, ignore
 from .safety import check_folder
@@ -34,6 +34,7 @@ class _Request(msgspec.Struct, frozen=True):
     allow_download: bool
     report: Report
     cache_folder: Path | None
+    form: Form | None
 
     @property
     def may_download(self) -> bool:
@@ -51,6 +52,7 @@ def resolve(
     cache_dir: Path | None = None,
     served_name: str = "",
     cpu_float32: bool = False,
+    form: Form | None = None,
 ) -> ModelSpec:
     """Find `name`, fetch and convert it where needed and allowed, and check it.
 
@@ -64,10 +66,11 @@ def resolve(
         cache_dir: for conversions; the user's own cache by default.
         served_name: what clients call the model; empty is its own name.
         cpu_float32: load 16-bit weights as float32.
+        form: what the weights of a GGUF file (or the demo) become; what suits the machine by default.
 
     Raises `ModelError`; its subclasses say what is wrong.
     """
-    request = _Request(revision, offline, allow_download, progress, cache_dir)
+    request = _Request(revision, offline, allow_download, progress, cache_dir, form)
     spec = _default(request) if name is None else _named(name, request)
     return msgspec.structs.replace(
         spec, served_name=served_name or spec.served_name, quantize=quantize, cpu_float32=cpu_float32
@@ -87,7 +90,7 @@ def _named(name: str, request: _Request) -> ModelSpec:
 
 def _local(name: str, path: Path, request: _Request) -> ModelSpec:
     if path.suffix == ".gguf" and not path.is_dir():
-        folder = convert_gguf(path, cache_folder=request.cache_folder, report=request.report)
+        folder = convert_gguf(path, form=request.form, cache_folder=request.cache_folder, report=request.report)
         return ModelSpec(path=folder, name=name, served_name=path.stem, source="gguf")
     if not name or not path.is_dir():
         raise ModelNotFound(

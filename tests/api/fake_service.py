@@ -75,6 +75,11 @@ class FakeSource:
         self.open = set(range(generation.n))
         self._script = list(script)
         self._interrupted = asyncio.Event()
+        self.at_gate = asyncio.Event()
+
+    @property
+    def left(self) -> int:
+        return len(self._script)
 
     def interrupt(self, make: Callable[[int], Event]) -> None:
         self._script = [[make(index) for index in sorted(self.open)]]
@@ -100,6 +105,7 @@ class FakeSource:
         return []
 
     async def _wait(self, gate: asyncio.Event) -> None:
+        self.at_gate.set()
         waits = [asyncio.ensure_future(event.wait()) for event in (gate, self._interrupted)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

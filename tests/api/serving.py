@@ -125,7 +125,9 @@ class RawRequest:
 
 @asynccontextmanager
 async def serving(service: FakeService | None = None, **settings: Any) -> AsyncIterator[Client]:
+    """A server and a client for it. Nothing may be left running afterwards."""
     service = service or FakeService()
+    before = asyncio.all_tasks()
     async with (
         listening(service, ServerSettings(**({"port": 0, "access_log": False} | settings))) as url,
         aiohttp.ClientSession() as session,
@@ -133,3 +135,7 @@ async def serving(service: FakeService | None = None, **settings: Any) -> AsyncI
         yield Client(url, session, service)
         await session.close()
     assert not service.active
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:  # connections that clients closed just now
+        _, left = await asyncio.wait(left, timeout=5)
+    assert not left

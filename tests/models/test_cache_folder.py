@@ -43,9 +43,14 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "target"
-    with pytest.raises(RuntimeError), locked(target), build_folder(target) as folder:
-        (folder / "file").touch()
-        raise RuntimeError
+
+    def fail() -> None:
+        with locked(target), build_folder(target) as folder:
+            (folder / "file").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert [path.name for path in tmp_path.iterdir()] == [".target.lock"]
 
 

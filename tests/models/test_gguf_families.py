@@ -12,8 +12,9 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Block
 from mlx_lm.utils import load_model
 
+from mlx_troupe.runtime.models import gguf_convert
 from mlx_troupe.runtime.models.errors import InvalidModel, ModelError, UnsupportedModel
-from mlx_troupe.runtime.models.gguf_convert import Form, convert_gguf
+from mlx_troupe.runtime.models.gguf_convert import Form, convert_gguf, default_form
 from mlx_troupe.runtime.models.gguf_rope import llama3_divisors
 
 from .gguf_models import MODEL_TYPES, VOCABULARY, build_pair, model_config
@@ -139,6 +140,45 @@ def test_linear_rotary_scaling_reaches_global_layers_of_gemma(tmp_path: Path) ->
 
     path, reference = build_pair("gemma3", tmp_path, config=config, edit=add_scaling)
     np.testing.assert_array_equal(logits(converted(path, "float32")), logits(reference))
+
+
+def test_yarn_parameters_reach_the_model(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = model_config("qwen2", rope_scaling=scaling)
+
+    def add_scaling(writer: GGUFWriter) -> None:
+        writer.add_string("qwen2.rope.scaling.type", "yarn")
+        writer.add_float32("qwen2.rope.scaling.factor", 4.0)
+        writer.add_uint32("qwen2.rope.scaling.original_context_length", 512)
+
+    path, reference = build_pair("qwen2", tmp_path, config=config, edit=add_scaling)
+    np.testing.assert_array_equal(logits(converted(path, "float32")), logits(reference))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda writer: writer.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
+        (lambda writer: writer.add_uint32("llama.rope.dimension_count", 8), "rotates 8 of 16"),
+        (lambda writer: writer.add_uint16("split.count", 3), "llama-gguf-split"),
+        (lambda writer: writer.add_tensor("rope_freqs.weight", np.full(8, 3, np.float32)), "none of Llama 3's"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused(edit: Any, message: str, tmp_path: Path) -> None:
+    path, _ = build_pair("llama", tmp_path, edit=edit)
+    with pytest.raises(UnsupportedModel, match=message):
+        converted(path, "float32")
+
+
+def test_a_model_too_large_for_float32_stays_packed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gguf_convert, "is_linux_cpu", lambda: True)
+    assert default_form(10**9, memory_bytes=8 << 30) == Form("float32")
+    assert default_form(8 * 10**9, memory_bytes=16 << 30) == Form("packed", "float32")
+    assert "too much for this machine" in caplog.text
+    monkeypatch.setattr(gguf_convert, "is_linux_cpu", lambda: False)
+    assert default_form(8 * 10**9, memory_bytes=16 << 30) == Form("packed", "half")
 
 
 def test_same_file_converts_to_same_bytes(tmp_path: Path) -> None:

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
+from gguf.constants import GGMLQuantizationType as Block
 from mlx.utils import tree_flatten
 
 from mlx_troupe.runtime.models.errors import InvalidModel, UnsafeModel
 from mlx_troupe.runtime.models.fingerprint import fingerprint
+from mlx_troupe.runtime.models.gguf_convert import Form
 from mlx_troupe.runtime.models.loader import LoadedModel, load, load_tokenizer
 from mlx_troupe.runtime.models.resolve import resolve
 from mlx_troupe.runtime.models.spec import ModelSpec
 
+from .gguf_models import build_pair
 from .tiny import build_tiny
 from .tiny_tokenizer import EOS_ID
 
@@ -155,6 +159,16 @@ def test_a_quantised_model_is_left_alone_with_a_line_in_the_log(folder: Path, ca
         again = load(spec_of(folder, quantize="q4"))
     assert "already is quantised (8 bits, groups of 64): --quantize q4 is ignored" in caplog.text
     assert mx.array_equal(logits(again), logits(loaded))
+
+
+def test_four_bits_of_four_bits_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, _ = build_pair("llama", tmp_path, block=Block.Q4_0)
+    spec = resolve(str(path), form=Form("float32"))
+    with caplog.at_level(logging.WARNING):
+        load(msgspec.structs.replace(spec, quantize="q8"))
+    assert caplog.text == ""
+    load(msgspec.structs.replace(spec, quantize="q4"))
+    assert "Q4_0 blocks" in caplog.text
 
 
 def test_fingerprint_tells_weights_settings_and_configuration_apart(folder: Path, tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .tiny_configs import CONFIGS, Config
+from .tiny_configs import CONFIGS
 from .tiny_tokenizer import EOS_ID, write_tokenizer
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+    from .tiny_base import Config
 
 ARCHITECTURES = tuple(CONFIGS)
 VOCABULARY_WEIGHTS = ("embed_tokens.weight", "embeddings.weight", "lm_head.weight")

@@ -6,48 +6,27 @@ what `config.json` holds; `tiny.build_tiny` adds the token ids and writes the we
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Config = dict[str, Any]
-
-HIDDEN = 64
-WINDOW = 16
-"""Sliding window and attention chunk of every tiny model, in tokens."""
-
-
-def _base(vocab: int, head_dim: int, **changes: Any) -> Config:
-    heads = HIDDEN // head_dim
-    config: Config = {
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": 2,
-        "intermediate_size": 128,
-        "num_attention_heads": heads,
-        "num_key_value_heads": max(1, heads // 2),
-        "head_dim": head_dim,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": vocab,
-        "max_position_embeddings": 4096,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-    }
-    return config | changes
+from . import tiny_recurrent as recurrent
+from .tiny_base import HIDDEN, WINDOW, Config, base_config
 
 
 def llama(vocab: int, head_dim: int) -> Config:
-    return _base(vocab, head_dim)
+    return base_config(vocab, head_dim)
 
 
 def qwen2(vocab: int, head_dim: int) -> Config:
-    config = _base(vocab, head_dim, tie_word_embeddings=True)
+    config = base_config(vocab, head_dim, tie_word_embeddings=True)
     del config["head_dim"]
     return config
 
 
 def qwen3(vocab: int, head_dim: int) -> Config:
-    return _base(vocab, head_dim, tie_word_embeddings=True)
+    return base_config(vocab, head_dim, tie_word_embeddings=True)
 
 
 def deepseek_v2(vocab: int, head_dim: int) -> Config:
@@ -68,7 +47,7 @@ def deepseek_v3(vocab: int, head_dim: int) -> Config:
 
 
 def _latent_attention(vocab: int, head_dim: int) -> Config:
-    return _base(
+    return base_config(
         vocab,
         head_dim,
         num_hidden_layers=3,
@@ -91,11 +70,11 @@ def _latent_attention(vocab: int, head_dim: int) -> Config:
 
 
 def gemma2(vocab: int, head_dim: int) -> Config:
-    return _base(vocab, head_dim, query_pre_attn_scalar=head_dim, tie_word_embeddings=True)
+    return base_config(vocab, head_dim, query_pre_attn_scalar=head_dim, tie_word_embeddings=True)
 
 
 def gemma3_text(vocab: int, head_dim: int) -> Config:
-    return _base(
+    return base_config(
         vocab,
         head_dim,
         num_hidden_layers=4,
@@ -108,7 +87,7 @@ def gemma3_text(vocab: int, head_dim: int) -> Config:
 
 
 def cohere2(vocab: int, head_dim: int) -> Config:
-    return _base(
+    return base_config(
         vocab,
         head_dim,
         num_hidden_layers=4,
@@ -121,7 +100,7 @@ def cohere2(vocab: int, head_dim: int) -> Config:
 
 
 def gpt_oss(vocab: int, head_dim: int) -> Config:
-    return _base(
+    return base_config(
         vocab,
         head_dim,
         num_hidden_layers=4,
@@ -132,129 +111,8 @@ def gpt_oss(vocab: int, head_dim: int) -> Config:
     )
 
 
-def qwen3_next(vocab: int, head_dim: int) -> Config:
-    return _linear_attention(vocab, head_dim) | {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1,
-        "shared_expert_intermediate_size": 32,
-        "moe_intermediate_size": 32,
-        "mlp_only_layers": [],
-        "partial_rotary_factor": 0.5,
-        "norm_topk_prob": True,
-    }
-
-
-def qwen3_5(vocab: int, head_dim: int) -> Config:
-    text = _linear_attention(vocab, head_dim) | {"model_type": "qwen3_5_text"}
-    rope = {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    return {"text_config": text | {"rope_parameters": rope}}
-
-
-def _linear_attention(vocab: int, head_dim: int) -> Config:
-    return _base(
-        vocab,
-        head_dim,
-        num_hidden_layers=4,
-        full_attention_interval=2,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        linear_conv_kernel_dim=4,
-    )
-
-
-def lfm2(vocab: int, head_dim: int) -> Config:
-    return _base(
-        vocab,
-        head_dim,
-        num_hidden_layers=4,
-        norm_eps=1e-5,
-        conv_bias=False,
-        conv_L_cache=3,
-        block_dim=HIDDEN,
-        block_ff_dim=128,
-        block_multiple_of=16,
-        block_ffn_dim_multiplier=1.0,
-        block_auto_adjust_ff_dim=False,
-        layer_types=["conv", "full_attention"] * 2,
-        tie_word_embeddings=True,
-    )
-
-
-def mamba(vocab: int, head_dim: int) -> Config:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "state_size": head_dim,
-        "num_hidden_layers": 2,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 4,
-        "tie_word_embeddings": False,
-    }
-
-
-def mamba2(vocab: int, head_dim: int) -> Config:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": HIDDEN,
-        "num_heads": 2 * HIDDEN // head_dim,
-        "head_dim": head_dim,
-        "intermediate_size": 2 * HIDDEN,
-        "state_size": 32,
-        "num_hidden_layers": 2,
-        "layer_norm_epsilon": 1e-5,
-        "conv_kernel": 4,
-        "n_groups": 1,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "tie_word_embeddings": False,
-        "time_step_limit": [0.0, 100.0],
-        "time_step_rank": "auto",
-    }
-
-
-def falcon_h1(vocab: int, head_dim: int) -> Config:
-    return _base(
-        vocab,
-        head_dim,
-        mamba_d_conv=4,
-        mamba_d_head=head_dim,
-        mamba_d_ssm=2 * HIDDEN,
-        mamba_d_state=32,
-        mamba_n_groups=1,
-        mamba_n_heads=2 * HIDDEN // head_dim,
-        mamba_chunk_size=WINDOW,
-        tie_word_embeddings=False,
-        lm_head_multiplier=0.5,
-        embedding_multiplier=2.0,
-    )
-
-
-def jamba(vocab: int, head_dim: int) -> Config:
-    return _base(
-        vocab,
-        head_dim,
-        num_hidden_layers=4,
-        attn_layer_offset=1,
-        attn_layer_period=2,
-        expert_layer_offset=1,
-        expert_layer_period=2,
-        mamba_d_conv=4,
-        mamba_d_state=16,
-        mamba_expand=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        tie_word_embeddings=False,
-    )
-
-
 def llama4(vocab: int, head_dim: int) -> Config:
-    text = _base(
+    text = base_config(
         vocab,
         head_dim,
         model_type="llama4_text",
@@ -273,7 +131,7 @@ def llama4(vocab: int, head_dim: int) -> Config:
 
 def gemma3n(vocab: int, head_dim: int) -> Config:
     """Six layers: the last two read the keys and values of layers 2 and 3 (shared KV)."""
-    text = _base(
+    text = base_config(
         vocab,
         head_dim,
         model_type="gemma3n_text",
@@ -296,23 +154,7 @@ def gemma3n(vocab: int, head_dim: int) -> Config:
 
 
 def phi3(vocab: int, head_dim: int) -> Config:
-    return _base(vocab, head_dim, partial_rotary_factor=1.0)
-
-
-def rwkv7(vocab: int, head_dim: int) -> Config:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 128,
-        "norm_eps": 1e-5,
-        "head_dim": head_dim,
-        "num_hidden_layers": 2,
-        "a_low_rank_dim": 16,
-        "v_low_rank_dim": 16,
-        "gate_low_rank_dim": 16,
-        "decay_low_rank_dim": 16,
-        "tie_word_embeddings": False,
-    }
+    return base_config(vocab, head_dim, partial_rotary_factor=1.0)
 
 
 CONFIGS: dict[str, Callable[[int, int], Config]] = {
@@ -327,16 +169,16 @@ CONFIGS: dict[str, Callable[[int, int], Config]] = {
         gemma3_text,
         cohere2,
         gpt_oss,
-        qwen3_next,
-        qwen3_5,
-        lfm2,
-        mamba,
-        mamba2,
-        falcon_h1,
-        jamba,
+        recurrent.qwen3_next,
+        recurrent.qwen3_5,
+        recurrent.lfm2,
+        recurrent.mamba,
+        recurrent.mamba2,
+        recurrent.falcon_h1,
+        recurrent.jamba,
         llama4,
         gemma3n,
         phi3,
-        rwkv7,
+        recurrent.rwkv7,
     )
 }

@@ -93,17 +93,17 @@ async def load_engine(
 
 def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:
     from .models.blas import load_blas
+    from .models.progress import ignore
     from .models.resolve import resolve
 
     load_blas()
-    options = {} if progress is None else {"progress": progress}
     return resolve(
         config.model,
         revision=config.revision,
         quantize=config.quantize,
         allow_download=config.allow_download,
         served_name=config.served_name,
-        **options,
+        progress=progress or ignore,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.utils import floatToGoString
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,12 +39,12 @@ class QuickHistogram:
     def family(self) -> Metric:
         """What a scrape shows."""
         family = HistogramMetricFamily(PREFIX + self._name, self._text, labels=["model_name"])
-        bounds = [floatToGoString(bound) for bound in LATENCY_BUCKETS_S] + ["+Inf"]
+        bounds = [str(float(bound)) for bound in LATENCY_BUCKETS_S] + ["+Inf"]
         family.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum_s)
         return family
 
 
-class RuntimeMetrics:
+class RuntimeMetrics(Collector):
     """Counts what happens to requests. Owned by the event loop's thread.
 
     Args:
@@ -56,7 +56,7 @@ class RuntimeMetrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._model = model
         self._statistics = statistics
-        self.registry.register(self)  # type: ignore[arg-type]  # anything with collect() is a collector
+        self.registry.register(self)
         self._time_to_first = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.gaps = QuickHistogram("inter_token_latency_seconds", "Between two tokens of one row.", model)
         self._total = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")

@@ -60,6 +60,10 @@ class Batch(Protocol):
         """Everything held on the device."""
         ...
 
+    def recurrent_arrays(self) -> list[mx.array]:
+        """State that a step may leave unevaluated: it must be evaluated with the step or its graph grows."""
+        ...
+
     def settle(self) -> None:
         """Between steps: compact, move rows between classes. May change `order`."""
         ...
@@ -220,7 +224,7 @@ class RowBatch:
         return [array for group in self._groups.values() for array in group.arrays()]
 
     def recurrent_arrays(self) -> list[mx.array]:
-        """State that a step may leave unevaluated: it must be evaluated with the step or its graph grows."""
+        """See `Batch.recurrent_arrays`."""
         return [array for group in self._groups.values() for store in group.recurrent() for array in store.arrays()]
 
     def settle(self) -> None:

@@ -79,10 +79,11 @@ class RowGroup:
         return slot
 
     def _entries(self, state: RowState, window: int | None) -> int:
-        pairs = zip(self.stores, state, strict=True)
-        return next(
-            part[0].shape[2] for store, part in pairs if isinstance(store, KVRows) and store.shape.window == window
-        )
+        for store, part in zip(self.stores, state, strict=True):
+            if isinstance(store, KVRows) and store.shape.window == window:
+                keys: Any = part[0]
+                return int(keys.shape[2])
+        raise KeyError(window)
 
     def staged_state(self, staged: StagedRow) -> RowState:
         """What this group keeps of a staged row."""
@@ -96,7 +97,7 @@ class RowGroup:
         return out
 
     def _joined(self, store: Store, slot: int, part: Any, moves: dict[int | None, Move | None]) -> Any:
-        if isinstance(store, ArraysRows):
+        if not isinstance(store, KVRows):
             return store.joined(slot, part)
         move = moves[store.shape.window]
         base = (store.keys, store.values) if move is None else store.moved(move)
@@ -116,11 +117,11 @@ class RowGroup:
         slot = self.rows.index(row)
         out: RowState = []
         for store in self.stores:
-            if isinstance(store, ArraysRows):
-                out.append(store.row(slot))
-            else:
+            if isinstance(store, KVRows):
                 plane = self.planes[store.shape.window]
                 out.append(store.row(slot, plane.cursor - int(plane.span[slot]), plane.cursor))
+            else:
+                out.append(store.row(slot))
         return int(self.lengths[slot]), out
 
     def export(self, row: int, low: int, high: int) -> list[KVPair]:
@@ -214,7 +215,7 @@ class RowGroup:
             self._adopt([self._move_only(store, moves) for store in self.stores], moves)
 
     def _move_only(self, store: Store, moves: dict[int | None, Move | None]) -> Any:
-        if isinstance(store, ArraysRows):
+        if not isinstance(store, KVRows):
             return None
         move = moves[store.shape.window]
         return None if move is None else store.moved(move)

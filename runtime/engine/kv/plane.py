@@ -102,8 +102,9 @@ class Plane:
 
     def _gather(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.positions is not None
-        kept = [
-            np.flatnonzero(self.positions[slot, : self.cursor] >= 0)[-self.entries(int(length)) :] if length else []
+        none = np.zeros(0, np.int64)
+        kept: list[np.ndarray] = [
+            np.flatnonzero(self.positions[slot, : self.cursor] >= 0)[-self.entries(int(length)) :] if length else none
             for slot, length in enumerate(lengths)
         ]
         spans = np.array([len(places) for places in kept], np.int64)

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
 KVPair = tuple[mx.array, mx.array]
 
+if TYPE_CHECKING:
+
+    class _RecurrentCache:
+        """What ArraysCache is, for the type checker: mlx-lm is untyped."""
+
+        cache: list[mx.array | None]
+
+        def __init__(self, size: int) -> None: ...
+
+else:
+    _RecurrentCache = ArraysCache
+
 
 class KVRows:
     """Keys and values (slots, heads, capacity, size) of one attention layer.
@@ -90,7 +102,7 @@ class KVRows:
         return [self.keys, self.values]
 
 
-class ArraysRows(ArraysCache):  # type: ignore[misc]  # mlx-lm is untyped; some models test for this very class
+class ArraysRows(_RecurrentCache):
     """Recurrent state (slots, ...) of one layer, a fixed slot a row."""
 
     def __init__(self, shape: ArraysShape, slots: int) -> None:

@@ -76,9 +76,12 @@ class ApiContext:
         return found
 
     def require_ready(self) -> None:
-        """Raise ApiError (503) unless new requests are served, before their bodies are read."""
+        """Raise ApiError (503) unless new requests are served, before their bodies are read.
+
+        A stalled runtime still takes requests; `/readyz` is what sends them elsewhere.
+        """
         readiness = self.service.readiness()
-        if not readiness.ready:
+        if not readiness.ready and readiness.reason != "stalled":
             detail = f": {readiness.detail}" if readiness.detail else ""
             raise ApiError(
                 f"No requests are served now ({readiness.reason}){detail}",

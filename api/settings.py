@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the HTTP server. A body, list or header past its bound is refused before any work.
 
     Attributes:
-        host: address to listen on; anything but this machine itself needs `insecure`.
+        host: address to listen on; anything but this machine itself needs --insecure.
         port: port to listen on; 0 takes a free one and prints it.
         insecure: allow an address that other machines reach, though requests carry no key.
         allowed_hosts: names clients may call this server by, besides localhost and addresses; "*" allows all.
@@ -23,7 +28,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         write_buffer_bytes: output of one stream that may wait in its socket's buffer.
         keepalive_interval_s: a silent stream gets a comment, with the prefill's progress, so often.
         idle_timeout_s: a connection without a request is closed after so long.
-        request_timeout_s: deadline of requests that name none; None is no deadline.
+        request_timeout_s: deadline of requests that name none; none is no deadline.
         default_temperature: temperature of requests that name none.
         default_top_p: top_p of requests that name none.
         default_top_k: top_k of requests that name none; 0 keeps all.
@@ -36,23 +41,23 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     insecure: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    max_body_bytes: int = 4 << 20
-    max_messages: int = 2048
-    max_prompts: int = 64
-    body_timeout_s: float = 60.0
-    write_timeout_s: float = 30.0
-    write_buffer_bytes: int = 64 << 10
-    keepalive_interval_s: float = 10.0
-    idle_timeout_s: float = 75.0
-    request_timeout_s: float | None = None
-    default_temperature: float = 1.0
-    default_top_p: float = 1.0
-    default_top_k: int = 0
-    default_min_p: float = 0.0
-    default_repetition_penalty: float = 1.0
+    max_body_bytes: Count = 4 << 20
+    max_messages: Count = 2048
+    max_prompts: Count = 64
+    body_timeout_s: Seconds = 60.0
+    write_timeout_s: Seconds = 30.0
+    write_buffer_bytes: Count = 64 << 10
+    keepalive_interval_s: Seconds = 10.0
+    idle_timeout_s: Seconds = 75.0
+    request_timeout_s: Seconds | None = None
+    default_temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
+    default_top_p: Share = 1.0
+    default_top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
+    default_min_p: Share = 0.0
+    default_repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
     template_args: tuple[str, ...] = (
         "enable_thinking",
         "thinking",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -138,12 +137,9 @@ def _window(value: Number | None, param: str) -> int:
     return _or(whole(value, param, 1, MAX_PENALTY_WINDOW_TOKENS), SamplingParams().repetition_window)
 
 
-def _seed(value: Number | None) -> int:
-    if value is None or value == _UNLIMITED:
-        return secrets.randbits(62)
-    seed = whole(value, "seed", -(2**63), 2**64 - 1)
-    assert seed is not None
-    return seed % 2**63
+def _seed(value: Number | None) -> int | None:
+    seed = None if value == _UNLIMITED else whole(value, "seed", -(2**63), 2**64 - 1)
+    return None if seed is None else seed % 2**63
 
 
 def _chat_top_logprobs(request: ChatRequest) -> int | None:

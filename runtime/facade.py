@@ -215,6 +215,7 @@ class Runtime:
         arrived_s = self._clock.now()
         _check(generation)
         generation.sampling.check(loaded.facts.vocab_size)
+        check_token_ids(generation.stop_token_ids, loaded.input_ids, "stop_token_ids")
         prompt = await self._prompt(generation, loaded)
         max_tokens = self._max_tokens(generation, len(prompt), loaded)
         events = EventStream(choices=generation.n, bound=self.config.event_buffer)

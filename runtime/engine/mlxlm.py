@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_MLX_LM = ">=0.32.2,<0.33"
 
-solo_attention: Callable[..., Any] = vars(base)["scaled_dot_product_attention"]
+solo_attention: Callable[..., Any] = getattr(base, "scaled_dot_product_attention")  # noqa: B009 - untyped
 """mlx-lm's own attention, for everything that is not ours."""
 
 

@@ -7,7 +7,6 @@ import msgspec
 from ..constraint import Constraint
 from ..sampling_params import SamplingParams
 
-
 NO_PAGE = 0
 """Never the id of a page."""
 

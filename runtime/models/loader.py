@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "n_positions", "n_ctx", "seq_length")
-EMBEDDING_WEIGHTS = (
-    "embed_tokens.weight",
-    "embeddings.weight",
-    "embedding.weight",
-    "word_embeddings.weight",
-    "embed_in.weight",
-    "wte.weight",
-    "tok_embeddings.weight",
+EMBEDDINGS = frozenset(
+    {
+        "embed",
+        "embed_in",
+        "embed_tokens",
+        "embedding",
+        "embeddings",
+        "tok_embeddings",
+        "token_embeddings",
+        "word_embeddings",
+        "wte",
+    }
 )
+"""What mlx-lm's models call the token embedding."""
 NO_LIMIT_TOKENS = 10**9
 """transformers writes a huge `model_max_length` for "unknown"."""
 
@@ -143,13 +148,18 @@ def _parameters(model: Any) -> list[tuple[str, Any]]:
 
 def _embedding_rows(model: Any, config: dict[str, Any]) -> int:
     """Rows of the token embedding, which bound every token id."""
-    rows = [int(value.shape[0]) for name, value in _parameters(model) if name.endswith(EMBEDDING_WEIGHTS)]
+    rows = [int(value.shape[0]) for name, value in _parameters(model) if _is_embedding(name)]
     if rows:
         return min(rows)
     claimed = config.get("vocab_size", _text_config(config).get("vocab_size"))
     if not isinstance(claimed, int):
         raise InvalidModel("config.json names no vocab_size. Download the model again.")
     return claimed
+
+
+def _is_embedding(parameter: str) -> bool:
+    path = parameter.split(".")
+    return path[-1] == "weight" and len(path) > 1 and path[-2] in EMBEDDINGS
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_troupe.runtime.event_stream import EventStream
 from mlx_troupe.runtime.events import Event, Failed, Finished, TextDelta
 from mlx_troupe.runtime.request import Request
 from mlx_troupe.runtime.sampling_params import SamplingParams
 from tests.fake_engine import oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 NUMBERS = itertools.count(1)
 
@@ -111,9 +113,7 @@ def endings(request: Request) -> list[Finished | Failed]:
 def text_of(request: Request) -> str:
     """All text of one row."""
     return "".join(
-        event.text
-        for event in waiting_events(request)
-        if isinstance(event, TextDelta) and event.index == request.index
+        event.text for event in waiting_events(request) if isinstance(event, TextDelta) and event.index == request.index
     )
 
 

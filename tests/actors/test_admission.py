@@ -16,9 +16,7 @@ from tests.actors.parts import endings, make_row, make_rows
 class Gate:
     """An admission core and the rows it let in."""
 
-    def __init__(
-        self, *, max_rows: int = 2, max_queue: int = 3, queue_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, *, max_rows: int = 2, max_queue: int = 3, queue_timeout_s: float | None = None) -> None:
         self.clock = ManualClock()
         self.core = AdmissionCore(AdmissionPolicy(max_rows, max_queue, queue_timeout_s), clock=self.clock)
 
@@ -29,9 +27,7 @@ class Gate:
 
     def admitted(self) -> list[int]:
         """Rows let in since the last call."""
-        rows = [
-            row.row for message in self.core.to_prefill if isinstance(message, Admitted) for row in message.rows
-        ]
+        rows = [row.row for message in self.core.to_prefill if isinstance(message, Admitted) for row in message.rows]
         self.core.to_prefill.clear()
         return rows
 
@@ -43,7 +39,7 @@ class Gate:
         self.core.settle()
 
 
-def some(count: int, **more) -> list[Request]:  # noqa: ANN003
+def some(count: int, **more) -> list[Request]:
     return [make_row([1, 2], **more) for _ in range(count)]
 
 

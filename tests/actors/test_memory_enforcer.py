@@ -37,9 +37,7 @@ def sample(active: int, pool: int = 0) -> MemorySample:
         (10, 300, 1200, False, True, 0),
     ],
 )
-def test_decisions(
-    active: int, pool: int, footprint: int, paused: bool, clear: bool, reclaim: int
-) -> None:
+def test_decisions(active: int, pool: int, footprint: int, paused: bool, clear: bool, reclaim: int) -> None:
     decision = MemoryPolicy(LIMIT).decide(sample(active, pool), footprint * MIB)
     assert (decision.pause is not None) == paused
     assert decision.clear_pool == clear
@@ -62,7 +60,7 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def tell(self, message: Any) -> None:  # noqa: ANN401
+    def tell(self, message: Any) -> None:
         self.heard.append(message)
 
 
@@ -86,7 +84,7 @@ class Watch:
 
 
 @pytest.fixture
-def watch():  # noqa: ANN201
+def watch():
     watch = Watch()
     yield watch
     watch.close()

@@ -45,9 +45,7 @@ def prompt_of(tokens: int, *, computed: int = 0, served_s: float = 0.0, first: i
 @pytest.mark.parametrize(("token_s", "depth_s"), [(1e-4, 0.0), (1e-4, 1e-8), (3e-3, 8e-6), (2e-6, 1e-10)])
 @pytest.mark.parametrize("depth", [0, 1000, 30_000])
 @pytest.mark.parametrize("seconds", [0.05, 0.5])
-def test_tokens_within_is_the_inverse_of_seconds(
-    token_s: float, depth_s: float, depth: int, seconds: float
-) -> None:
+def test_tokens_within_is_the_inverse_of_seconds(token_s: float, depth_s: float, depth: int, seconds: float) -> None:
     cost = fixed_cost(token_s, depth_s)
     tokens = cost.tokens_within(seconds, depth)
     assert cost.seconds(tokens, depth) <= seconds * (1 + 1e-9)
@@ -135,16 +133,12 @@ def test_chunk_tokens(remaining: int, token_s: float, contended: bool, tokens: i
 
 def test_chunks_shrink_with_depth() -> None:
     cost = fixed_cost(3e-3, 8e-6)
-    sizes = [
-        chunk_tokens(prompt_of(9000, computed=depth), cost, POLICY, contended=True) for depth in (0, 1536, 6000)
-    ]
+    sizes = [chunk_tokens(prompt_of(9000, computed=depth), cost, POLICY, contended=True) for depth in (0, 1536, 6000)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[2] < sizes[0] / 4
 
 
-@pytest.mark.parametrize(
-    ("chunk_s", "contended", "owed"), [(0.5, True, 0.15), (0.5, False, 0.0), (0.0, True, 0.0)]
-)
+@pytest.mark.parametrize(("chunk_s", "contended", "owed"), [(0.5, True, 0.15), (0.5, False, 0.0), (0.0, True, 0.0)])
 def test_owed(chunk_s: float, contended: bool, owed: float) -> None:
     assert owed_s(POLICY, chunk_s, contended=contended) == pytest.approx(owed)
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_troupe.runtime.errors import InvalidRequest, Overloaded
-from mlx_troupe.runtime.request import Request
 from tests.actors.parts import endings, expected, make_rows
 from tests.actors.troupe import Stage, on_stage
 from tests.fake_engine import Costs
+
+if TYPE_CHECKING:
+    from mlx_troupe.runtime.request import Request
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ async def leave(stage: Stage, request_id: str, turns: int) -> None:
     stage.troupe.cancel(request_id)
 
 
-async def play(visits: list[Visit], *, overlap: bool, **setting) -> list[tuple[Request, ...]]:  # noqa: ANN003
+async def play(visits: list[Visit], *, overlap: bool, **setting) -> list[tuple[Request, ...]]:
     """Run a whole day; the rows of each visit, () where it was refused."""
     played: list[tuple[Request, ...]] = []
     async with on_stage(overlap=overlap, **setting) as stage, asyncio.TaskGroup() as leaving:

@@ -1,27 +1,16 @@
-"""The assembled troupe: whole lives of requests, deaths, drains, and fairness in virtual time."""
+"""The assembled troupe: whole lives of requests, cancels, cache and memory."""
 
 from __future__ import annotations
-
-import asyncio
-from itertools import pairwise
 
 import anyio
 import pytest
 
-from mlx_troupe.actors.troupe import Troupe
 from mlx_troupe.runtime.errors import InvalidRequest, NotReady, Overloaded
-from mlx_troupe.runtime.events import Failed, Finished, PrefillProgress, TextDelta
-from mlx_troupe.runtime.messages.decode import CancelRunning
-from mlx_troupe.runtime.mlx_thread import MlxThread
+from mlx_troupe.runtime.events import Finished, PrefillProgress, TextDelta
 from mlx_troupe.runtime.request import State
-from tests.actors.parts import HeldThread, endings, expected, make_rows, text_of
-from tests.actors.troupe import PAGE, Stage, on_stage
+from tests.actors.parts import endings, expected, make_rows, text_of
+from tests.actors.troupe import on_stage
 from tests.fake_engine import Costs
-
-
-@pytest.fixture(params=[True, False], ids=["overlap", "no_overlap"])
-def overlap(request) -> bool:  # noqa: ANN001
-    return bool(request.param)
 
 
 async def test_many_requests_give_the_oracles_tokens(overlap: bool) -> None:
@@ -38,9 +27,7 @@ async def test_many_requests_give_the_oracles_tokens(overlap: bool) -> None:
 async def test_events_arrive_in_order_and_end_once() -> None:
     async with on_stage() as stage:
         rows = await stage.submit(range(40), 6, n=2)
-        events = []
-        async for event in rows[0].events:
-            events.append(event)
+        events = [event async for event in rows[0].events]
         progress = [event.done_tokens for event in events if isinstance(event, PrefillProgress)]
         assert progress == [16, 32, 40]
         for index, row in enumerate(rows):
@@ -234,141 +221,6 @@ async def test_over_the_memory_limit_pages_go_and_admission_waits() -> None:
         assert running.finished
 
 
-# --- death ------------------------------------------------------------------------------------------------------------
-
-
-async def assert_dead(stage: Stage, text: str) -> None:
-    """Everybody was answered, once, and the troupe says why it ended."""
-    for row in stage.rows:
-        (end,) = endings(row)
-        assert isinstance(end, Failed)
-        assert text in end.message
-    (failure,) = stage.failures
-    assert stage.troupe.failure is failure
-    with pytest.raises(NotReady):
-        await stage.troupe.submit(make_rows(range(5)))
-    stage.troupe.cancel("too late")
-
-
-async def test_the_engines_death_answers_everyone(overlap: bool) -> None:
-    async with on_stage(overlap=overlap, max_rows=2) as stage:
-        stage.engine.faults.die_at_step = 20
-        await stage.submit(range(5), 500)
-        await stage.submit(range(2000), 5)
-        await stage.submit(range(6), 5)
-        await stage.until(lambda: all(row.finished for row in stage.rows))
-        await assert_dead(stage, "RuntimeError: the device is on fire")
-        assert {row.finish_reason for row in stage.rows} == {"error:engine_failed"}
-        assert stage.troupe.cast.executor.failed is not None
-
-
-@pytest.mark.parametrize("name", ["prefill", "decode", "cache_store", "memory_enforcer"])
-async def test_an_actors_death_answers_everyone(name: str) -> None:
-    async with on_stage(max_rows=2) as stage:
-        await stage.submit(range(5), 500)
-        await stage.submit(range(3000), 5)
-        await stage.submit(range(6), 5)
-        await stage.until(lambda: len(stage.rows[0].output) > 3)
-        getattr(stage.troupe.cast, name).ref.tell("nonsense")
-        await stage.until(lambda: all(row.finished for row in stage.rows))
-        await assert_dead(stage, name.replace("_", "-"))
-
-
-async def test_admissions_death_answers_everyone_too() -> None:
-    async with on_stage(max_rows=1) as stage:
-        await stage.submit(range(5), 500)
-        await stage.submit(range(6), 5)
-        drains = []
-        async with anyio.create_task_group() as group:
-
-            async def drain() -> None:
-                with pytest.raises(NotReady) as caught:
-                    await stage.troupe.drain()
-                drains.append(caught.value)
-
-            group.start_soon(drain)
-            await stage.turns(5)
-            stage.troupe.admission.tell("nonsense")  # type: ignore[arg-type]
-        assert len(drains) == 1
-        await assert_dead(stage, "admission")
-
-
-async def test_a_stop_ends_what_is_left() -> None:
-    async with on_stage() as stage:
-        await stage.submit(range(5), 500)
-        await stage.submit(range(500), 500)
-        await stage.turns(20)
-    for row in stage.rows:
-        (end,) = endings(row)
-        assert isinstance(end, Failed)
-        assert end.code in {"stopped", "actor_died"}
-    assert stage.failures == []
-
-
-async def test_before_it_runs_it_is_not_ready() -> None:
-    stage = Stage()
-    with pytest.raises(NotReady):
-        await stage.troupe.submit(make_rows(range(5)))
-    stage.troupe.cancel("nobody")
-    for actor in stage.troupe.cast:
-        actor._send.close()
-        actor._receive.close()
-
-
-# --- executor ---------------------------------------------------------------------------------------------------------
-
-
-async def test_the_age_of_the_oldest_step_is_seen() -> None:
-    thread = HeldThread()
-    async with on_stage(thread=thread) as stage:
-        assert stage.troupe.last_step_age_s is None
-        await stage.submit(range(5), 3)
-        await stage.until(lambda: bool(thread.held))
-        stage.clock.advance(7.0)
-        assert stage.troupe.last_step_age_s == 7.0
-        thread.run()
-        assert stage.troupe.last_step_age_s is None
-
-
-async def test_a_dead_thread_is_an_engine_failure() -> None:
-    async with on_stage() as stage:
-        await stage.submit(range(5), 500)
-        await asyncio.to_thread(stage.troupe.thread_died, MemoryError())
-        await stage.until(lambda: all(row.finished for row in stage.rows))
-        await assert_dead(stage, "MemoryError")
-
-
-async def test_jobs_after_a_failure_do_not_run() -> None:
-    thread = HeldThread()
-    async with on_stage(thread=thread) as stage:
-        stage.engine.faults.die_at_step = 1
-        await stage.submit(range(5), 3)
-        await stage.until(lambda: bool(thread.held))
-        thread.run()
-        stage.engine.drop = lambda pages: pytest.fail("the engine was used after it had failed")  # type: ignore[method-assign]
-        stage.troupe.cast.executor._submit(lambda: stage.engine.drop(()))
-        thread.run()
-        await stage.until(lambda: stage.rows[0].finished)
-
-
-async def test_on_a_real_thread(overlap: bool) -> None:
-    """The one test with a thread of its own: 300 requests with cancels, the protocol checked on every step."""
-    thread = MlxThread("test")
-    thread.jobs = 0  # type: ignore[attr-defined]  # `quiet` asks for it; the last turns below wait for real
-    try:
-        async with on_stage(overlap=overlap, thread=thread, max_rows=16, max_queue=400) as stage:
-            for index in range(300):
-                await stage.submit(range(index % 37, 2 * (index % 37) + 1), 1 + index % 9, seed=index)
-                if index % 7 == 0:
-                    stage.troupe.cancel(stage.rows[index // 2].request_id)
-            await stage.until(lambda: all(row.finished for row in stage.rows))
-            for row in stage.rows:
-                assert row.output == expected(row)[: len(row.output)]
-                assert len(endings(row)) == 1
-    finally:
-        assert thread.close(10.0)
-
-
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
@@ -392,77 +244,3 @@ async def test_statistics() -> None:
         }
         assert now.actors["decode"].handled > 0
         await stage.finish()
-
-
-# --- fairness in virtual time -----------------------------------------------------------------------------------------
-
-CPU = Costs(step_s=0.03, row_s=0.002, token_s=3e-3, depth_s=8e-6)
-"""SmolLM2-135M on two cores, roughly."""
-
-
-async def test_fairness_a_long_prompt_beside_a_stream_and_a_short_request() -> None:
-    alone_s = 1600 * (CPU.token_s + CPU.depth_s * 800)
-    async with on_stage(costs=CPU, prefill_chunk_tokens=2048, prefill_token_s=3e-3, cache_pages=0) as stage:
-        (stream,) = await stage.submit(range(20), 2000)
-        await stage.until(lambda: len(stream.output) > 5)
-        (long,) = await stage.submit(range(1600), 4)
-        await stage.until(lambda: long.computed > 300)
-        (short,) = await stage.submit(range(30), 4)
-        await stage.until(lambda: long.first_token_s is not None)
-        stage.troupe.cancel(stream.request_id)
-        await stage.finish()
-        times = stage.engine.token_times
-    between = [time for time in times[stream.row] if long.arrived_s <= time <= times[long.row][0]]
-    assert max(after - before for before, after in pairwise(between)) < 0.75, "the stall target, plus a step"
-    assert times[short.row][0] - short.arrived_s < 0.5
-    assert times[long.row][0] - long.arrived_s < 1.35 * alone_s + 1.0
-    assert len(between) * (CPU.step_s + CPU.row_s) > 0.25 * alone_s, "the stream had its share"
-
-
-async def test_fairness_short_prompts_do_not_starve_a_long_one() -> None:
-    async with on_stage(
-        costs=CPU, prefill_chunk_tokens=2048, prefill_token_s=3e-3, cache_pages=0, max_rows=16
-    ) as stage:
-        (long,) = await stage.submit(range(600), 2)
-        for index in range(2000):
-            if long.finished:
-                break
-            await stage.submit(range(index, index + 60), 3)
-            await stage.until(lambda: stage.troupe.statistics().waiting == 0)
-        await stage.finish()
-        later = [row for row in stage.rows if row.arrived_s > long.finished_s]
-        assert len(later) < 10, "it ended in the middle of the flood"
-
-
-async def test_many_short_prompts_need_few_plans() -> None:
-    async with on_stage(prefill_token_s=1e-5, costs=Costs(token_s=1e-5), max_rows=32, cache_pages=0) as stage:
-        async with anyio.create_task_group() as group:
-            for _ in range(32):
-                group.start_soon(stage.submit, range(10), 80)
-        await stage.finish()
-        assert sum(bool(plan.chunks) for plan in stage.engine.plans) <= 3
-        assert max(len(plan.rows) for plan in stage.engine.plans) == 32
-
-
-async def test_a_cancel_reaches_decode_after_the_rows(overlap: bool) -> None:
-    """CancelRows follows Admitted, and CancelRunning follows Ready, however close they are."""
-    async with on_stage(overlap=overlap) as stage:
-        for delay in range(60):
-            (row,) = await stage.submit(range(PAGE * 3), 50)
-            await stage.turns(delay)
-            stage.troupe.cancel(row.request_id)
-            await stage.finish()
-            assert row.finish_reason == "cancelled"
-
-
-async def test_unknown_cancels_reach_decode_harmlessly() -> None:
-    async with on_stage() as stage:
-        stage.troupe.cast.decode.ref.tell(CancelRunning((123456,)))
-        await stage.submit(range(5), 3)
-        await stage.finish()
-
-
-def test_a_troupe_takes_its_four_parts_by_place() -> None:
-    """As the facade builds it."""
-    names = Troupe.__init__.__code__.co_varnames[1:5]
-    assert names == ("config", "facts", "engine", "thread")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from mlx_troupe.actors.troupe import Troupe
 from mlx_troupe.runtime.clock import Clock, ManualClock
 from mlx_troupe.runtime.config import RuntimeConfig
 from mlx_troupe.runtime.engine_protocol import EngineFacts
-from mlx_troupe.runtime.errors import TroupeError
-from mlx_troupe.runtime.request import Request
 from tests.actors.parts import InlineThread, make_rows
 from tests.fake_engine import Costs, FakeEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from mlx_troupe.runtime.errors import TroupeError
+    from mlx_troupe.runtime.request import Request
 
 PAGE = 4
 MANY_TURNS = 200_000
@@ -32,9 +36,9 @@ class Stage:
         cache_pages: int = 64,
         prefill_token_s: float = 0.0,
         clock: Clock | None = None,
-        thread: Any = None,  # noqa: ANN401
+        thread: Any = None,
         footprint: int = 0,
-        **config: Any,  # noqa: ANN401
+        **config: Any,
     ) -> None:
         self.clock: Clock = clock or ManualClock()
         settings: dict[str, Any] = {
@@ -67,7 +71,7 @@ class Stage:
         )
         self.rows: list[Request] = []
 
-    async def submit(self, prompt: Sequence[int], max_tokens: int = 4, **more: Any) -> tuple[Request, ...]:  # noqa: ANN401
+    async def submit(self, prompt: Sequence[int], max_tokens: int = 4, **more: Any) -> tuple[Request, ...]:
         """Make the rows of a request and queue them."""
         rows = make_rows(prompt, max_tokens, arrived_s=self.clock.now(), **more)
         await self.troupe.submit(rows)
@@ -79,22 +83,20 @@ class Stage:
         for _ in range(MANY_TURNS):
             if done():
                 return
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         raise AssertionError("it never came")
 
     async def turns(self, count: int) -> None:
         """Let the loop turn a few times."""
         for _ in range(count):
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     @property
     def quiet(self) -> bool:
         """True when no request is alive and no message or job is on its way."""
         cast = self.troupe.cast
         cores = cast.admission.core, cast.prefill.core, cast.decode.core
-        return (
-            all(core.idle for core in cores) and not any(actor.depth for actor in cast) and not self.thread.jobs
-        )
+        return all(core.idle for core in cores) and not any(actor.depth for actor in cast) and not self.thread.jobs
 
     async def finish(self) -> None:
         """Wait until all is quiet, then check that nothing was lost or left."""
@@ -111,7 +113,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def on_stage(**settings: Any) -> AsyncIterator[Stage]:  # noqa: ANN401
+async def on_stage(**settings: Any) -> AsyncIterator[Stage]:
     """Open a troupe; it is stopped at the end of the block."""
     stage = Stage(**settings)
     async with anyio.create_task_group() as group:

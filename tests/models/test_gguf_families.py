@@ -86,6 +86,15 @@ def test_packed_super_blocks_keep_every_weight(block: Block, tmp_path: Path) -> 
         np.testing.assert_allclose(dequantised(folder)[name], value, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(("family", "half"), [("llama", "float16"), ("qwen3", "bfloat16"), ("gemma3", "bfloat16")])
+def test_packed_half_scales_are_the_type_the_family_survives_in(family: str, half: str, tmp_path: Path) -> None:
+    path, reference = build_pair(family, tmp_path, block=Block.Q4_1)
+    folder = converted(path, "packed", "half")
+    types = {str(value.dtype) for value in mx.load(str(folder / "model.safetensors")).values()}
+    assert types == {"mlx.core.uint32", f"mlx.core.{half}"}
+    np.testing.assert_allclose(logits(folder), logits(reference), atol=0.05 if half == "float16" else 0.4)
+
+
 def test_packed_q6_k_is_requantised_to_8_bits_closely(tmp_path: Path) -> None:
     config = model_config("qwen3", hidden=256, num_hidden_layers=2)
     path, reference = build_pair("qwen3", tmp_path, block=Block.Q6_K, config=config)

@@ -1,0 +1,67 @@
+"""Settings as command-line flags, for argparse."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .options import Option, all_options, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+TITLES = {"server": "server settings", "runtime": "runtime settings"}
+
+
+def add_settings(parser: argparse.ArgumentParser, sections: Sequence[str], extra: Iterable[str] = ()) -> None:
+    """A flag for every setting of the sections and for the named ones of others, `--config`, `--print-config`."""
+    general = parser.add_argument_group("settings", "flags > environment (MLX_TROUPE_...) > --config file > defaults")
+    general.add_argument("--config", metavar="FILE", help="TOML file of settings")
+    general.add_argument("--print-config", action="store_true", help="print the settings in force, and stop")
+    options = all_options()
+    for name in extra:
+        _add(general, options[name])
+    for section in sections:
+        group = parser.add_argument_group(TITLES[section])
+        for option in options_of(section):
+            _add(group, option)
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line names, by name."""
+    given = {name: value for name, value in vars(arguments).items() if name in all_options()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def dashed(arguments: Sequence[str]) -> list[str]:
+    """Arguments with `--some_flag` written as `--some-flag`; those after `--` are left alone."""
+    found: list[str] = []
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return [*found, *arguments[place:]]
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        found.append(argument)
+    return found
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    text = f"{option.help} (default: {_shown(option)})".replace("%", "%%")
+    if option.plain is bool:
+        group.add_argument(
+            option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text, dest=option.name
+        )
+    else:
+        group.add_argument(option.flag, default=argparse.SUPPRESS, metavar=option.metavar, help=text, dest=option.name)
+
+
+def _shown(option: Option) -> str:
+    default = option.default
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, tuple):
+        return ",".join(map(str, default)) or "none"
+    return str(default) or "none"

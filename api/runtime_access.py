@@ -1,0 +1,88 @@
+"""The one place where the command line reaches the runtime. Everything is imported on use: MLX is slow to import, and a
+BLAS must be loaded before it, which the runtime sees to."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ..runtime.config import RuntimeConfig
+    from .server import ServiceContext
+
+    Report = Callable[["ProgressReport"], None]
+    OpenRuntime = Callable[[RuntimeConfig, Report | None], ServiceContext]
+
+
+class ProgressReport(Protocol):
+    """What a download or conversion says of itself: `done` of `total` units (None while unknown) of a named stage."""
+
+    @property
+    def stage(self) -> str: ...
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def total(self) -> int | None: ...
+
+    @property
+    def unit(self) -> str: ...
+
+
+class CachedModel(Protocol):
+    """One model on this disk, as the catalog describes it."""
+
+    name: str
+    kind: str
+    path: Path
+    size_bytes: int
+    revision: str
+    architecture: str
+    quantisation: str
+    problem: str
+    origin: str
+
+
+class PulledModel(Protocol):
+    """A model that is on this disk now."""
+
+    path: Path
+    served_name: str
+    revision: str
+
+
+class Catalog(Protocol):
+    """The models on this disk. All raise TroupeError whose text says what to do."""
+
+    def list_models(self) -> list[CachedModel]: ...
+
+    def model_info(self, name: str) -> list[CachedModel]: ...
+
+    def remove_model(self, name: str) -> int: ...
+
+    def pull(self, name: str, revision: str | None, *, progress: Report) -> PulledModel: ...
+
+
+def open_runtime(config: RuntimeConfig, progress: Report | None) -> ServiceContext:
+    """A runtime that loads when entered."""
+    from ..runtime import Runtime
+
+    return Runtime(config, progress=progress)
+
+
+def catalog() -> Catalog:
+    """The models on this disk."""
+    # By name, since `api` may not import `runtime.models`, whose MLX parts this module of it leaves alone.
+    module: Any = import_module("..runtime.models.catalog", __package__)
+    return module  # type: ignore[no-any-return]
+
+
+def diagnostics() -> Mapping[str, Mapping[str, Any]]:
+    """Facts about device, memory, BLAS and versions, by section."""
+    from ..runtime.diagnostics import report
+
+    return report()

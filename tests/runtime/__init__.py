@@ -1,0 +1,1 @@
+"""The facade, whole: requests through all actors on a real tiny model."""

@@ -1,0 +1,313 @@
+"""What an embedder relies on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+import pytest
+
+from mlx_troupe.runtime import (
+    Failed,
+    Finished,
+    Generation,
+    InvalidRequest,
+    NotReady,
+    PrefillProgress,
+    Runtime,
+    SamplingParams,
+    TextDelta,
+    TroupeError,
+)
+from mlx_troupe.runtime.errors import ContextLengthExceeded, Overloaded, RequestCancelled
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def prompts(count: int, *, seed: int = 0, lengths: tuple[int, ...] = (1, 3, 20, 70, 300, 600)) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(10, 500) for _ in range(rng.choice(lengths))] for _ in range(count)]
+
+
+async def tokens_of(runtime: Runtime, prompt: list[int], count: int, **options: object) -> list[int]:
+    generation = Generation(tokens=tuple(prompt), sampling=GREEDY, max_tokens=count, ignore_eos=True, **options)
+    return list((await runtime.complete(generation)).choices[0].tokens)
+
+
+@pytest.mark.parametrize("overlap", ["auto", "build", "off"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_next", "llama4"])
+async def test_many_at_once_equal_mlx_lm_alone(architecture, overlap, folder_of, alone) -> None:
+    """Requests arrive at random times through all actors; prefix cache on, pages of 64 tokens."""
+    rng = random.Random(1)
+    work = [(prompt, rng.randrange(1, 40)) for prompt in prompts(16, seed=5)]
+
+    async def one(prompt: list[int], count: int) -> list[int]:
+        for _ in range(rng.randrange(20)):
+            await asyncio.sleep(0)
+        return await tokens_of(runtime, prompt, count)
+
+    async with Runtime(
+        model=str(folder_of(architecture)), overlap=overlap, page_tokens=64, length_classes=(64, 256, 1024)
+    ) as runtime:
+        found = await asyncio.gather(*(one(prompt, count) for prompt, count in work))
+        again = await asyncio.gather(*(one(prompt, count) for prompt, count in work))
+        statistics = runtime.statistics()
+    expected = [alone(architecture, prompt, count) for prompt, count in work]
+    assert found == expected
+    assert again == expected
+    assert statistics.running == statistics.waiting == statistics.prefilling == 0
+    if architecture == "llama":
+        assert statistics.cache_hits_tokens > 0
+
+
+async def test_seeded_text_is_the_same_whatever_the_neighbours(folder_of) -> None:
+    """One seed, alone and in a crowd, twice: the same tokens."""
+    wanted = Generation(
+        tokens=(20, 30, 40), sampling=SamplingParams(temperature=1.2, top_p=0.9, seed=7), max_tokens=30, ignore_eos=True
+    )
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        first = await runtime.complete(wanted)
+        crowd = [
+            Generation(tokens=tuple(p), sampling=SamplingParams(temperature=0.9, seed=n), max_tokens=20)
+            for n, p in enumerate(prompts(12, seed=2))
+        ]
+        second, *_ = await asyncio.gather(runtime.complete(wanted), *(runtime.complete(g) for g in crowd))
+    assert first.choices[0].tokens == second.choices[0].tokens
+
+
+async def test_unseeded_requests_differ(folder_of) -> None:
+    generation = Generation(tokens=(20, 30), sampling=SamplingParams(temperature=1.5), max_tokens=20, ignore_eos=True)
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        one, two = await asyncio.gather(runtime.complete(generation), runtime.complete(generation))
+    assert one.choices[0].tokens != two.choices[0].tokens
+
+
+async def test_choices_share_one_prefill(folder_of, alone) -> None:
+    prompt = prompts(1, lengths=(200,))[0]
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        generation = Generation(tokens=tuple(prompt), sampling=GREEDY, max_tokens=9, n=4, ignore_eos=True)
+        completion = await runtime.complete(generation)
+        computed = runtime.statistics().prompt_tokens
+    assert [list(choice.tokens) for choice in completion.choices] == [alone("llama", prompt, 9)] * 4
+    assert computed == 200
+    assert completion.usage.completion_tokens == 36
+
+
+async def test_stream_events_come_in_order(folder_of) -> None:
+    prompt = prompts(1, lengths=(600,))[0]
+    events = []
+    async with (
+        Runtime(model=str(folder_of("llama")), prefill_chunk_tokens=128) as runtime,
+        runtime.stream(
+            Generation(tokens=tuple(prompt), sampling=GREEDY, max_tokens=12, ignore_eos=True, request_id="me")
+        ) as stream,
+    ):
+        assert (stream.request_id, stream.prompt_tokens) == ("me", 600)
+        events = [event async for event in stream]
+    kinds = [type(event) for event in events]
+    progress = [event.done_tokens for event in events if isinstance(event, PrefillProgress)]
+    assert progress == sorted(progress)
+    assert len(progress) >= 4
+    assert kinds[-1] is Finished
+    assert kinds.count(Finished) == 1
+    assert sum(len(event.tokens) for event in events if isinstance(event, TextDelta)) == 12
+    assert events[-1].reason == "length"
+    assert events[-1].usage.prompt_tokens == 600
+
+
+async def test_leaving_a_stream_frees_its_row(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        async with runtime.stream(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)) as stream:
+            await stream.take()
+        while runtime.statistics().running:
+            await asyncio.sleep(0.01)
+        assert runtime.statistics().finished == {"cancelled": 1}
+        assert len(await tokens_of(runtime, [20, 30], 5)) == 5
+
+
+async def test_cancel_by_id_ends_complete(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        task = asyncio.create_task(
+            runtime.complete(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True, request_id="x"))
+        )
+        while not runtime.statistics().running:
+            await asyncio.sleep(0.01)
+        runtime.cancel("x")
+        with pytest.raises(RequestCancelled):
+            await task
+
+
+async def test_timeout_ends_with_what_there_is(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        generation = Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True, timeout_s=0.3)
+        completion = await runtime.complete(generation)
+    assert completion.choices[0].finish_reason == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("generation", "error", "param"),
+    [
+        (Generation(), InvalidRequest, "prompt"),
+        (Generation(prompt="a", tokens=(1,)), InvalidRequest, "tokens"),
+        (Generation(tokens=()), InvalidRequest, "prompt"),
+        (Generation(tokens=(99999,)), InvalidRequest, "prompt"),
+        (Generation(tokens=(-1,)), InvalidRequest, "prompt"),
+        (Generation(tokens=(20,), n=9), InvalidRequest, "n"),
+        (Generation(tokens=(20,), max_tokens=0), InvalidRequest, "max_tokens"),
+        (Generation(tokens=(20,), max_tokens=2, min_tokens=3), InvalidRequest, "min_tokens"),
+        (Generation(tokens=(20,), max_tokens=10**6), ContextLengthExceeded, "prompt"),
+        (Generation(tokens=(20,), stop=("",)), InvalidRequest, "stop"),
+        (Generation(tokens=(20,), timeout_s=0), InvalidRequest, "timeout"),
+        (Generation(tokens=(20,), sampling=SamplingParams(temperature=-1)), InvalidRequest, "temperature"),
+        (Generation(tokens=(20,), sampling=SamplingParams(temperature=float("nan"))), InvalidRequest, "temperature"),
+        (Generation(tokens=(20,), sampling=SamplingParams(logit_bias=((99999999, 5),))), InvalidRequest, "logit_bias"),
+        (Generation(tokens=(20,), sampling=SamplingParams(suppressed=(-5,))), InvalidRequest, "suppressed"),
+        (Generation(tokens=(20,), stop_token_ids=(99999,)), InvalidRequest, "stop_token_ids"),
+    ],
+)
+async def test_refusals_name_the_parameter(generation, error, param, folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        with pytest.raises(error) as caught:
+            await runtime.complete(generation)
+        assert caught.value.param == param
+        assert len(await tokens_of(runtime, [20, 30], 3)) == 3
+
+
+async def test_stop_token_and_min_tokens(folder_of, alone) -> None:
+    expected = alone("llama", [20, 30, 40], 40)
+    stop = expected[6]
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+
+        async def ask(**options: int) -> tuple[str, object, int]:
+            completion = await runtime.complete(
+                Generation(tokens=(20, 30, 40), sampling=GREEDY, max_tokens=40, stop_token_ids=(stop,), **options)
+            )
+            choice = completion.choices[0]
+            return choice.finish_reason, choice.stop, len(choice.tokens)
+
+        reason, matched, count = await ask()
+        assert (reason, matched, count) == ("stop", stop, expected.index(stop) + 1)
+        _, _, longer = await ask(min_tokens=20)
+        assert longer >= 20
+
+
+async def test_stop_string_ends_generation_and_is_not_emitted(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        plain = await runtime.complete(Generation(tokens=(20, 30), sampling=GREEDY, max_tokens=40, ignore_eos=True))
+        stop = plain.text[10:14]
+        cut = await runtime.complete(
+            Generation(tokens=(20, 30), sampling=GREEDY, max_tokens=40, ignore_eos=True, stop=(stop,))
+        )
+    assert cut.text == plain.text[: plain.text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens < 40
+
+
+async def test_logprobs_only_where_asked(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        asked = Generation(tokens=(20, 30), sampling=SamplingParams(temperature=0, top_logprobs=3), max_tokens=5)
+        plain = Generation(tokens=(20, 30), sampling=GREEDY, max_tokens=5)
+        one, two = await asyncio.gather(runtime.complete(asked), runtime.complete(plain))
+    entries = one.choices[0].logprobs
+    assert entries is not None
+    assert len(entries) == 5
+    assert all(len(entry.top) == 3 and entry.chosen == entry.top[0] for entry in entries)
+    assert all(entry.chosen.logprob <= 0 for entry in entries)
+    assert two.choices[0].logprobs is None
+    assert one.choices[0].tokens == two.choices[0].tokens
+
+
+async def test_queue_is_bounded(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama")), max_rows=1, max_queue=2) as runtime:
+        generation = Generation(tokens=(20, 30), sampling=GREEDY, max_tokens=200, ignore_eos=True)
+        results = await asyncio.gather(*(runtime.complete(generation) for _ in range(8)), return_exceptions=True)
+    refused = [result for result in results if isinstance(result, Overloaded)]
+    assert 4 <= len(refused) <= 6
+    assert all(error.retry_after_s > 0 for error in refused)
+    assert all(not isinstance(result, BaseException) for result in results if result not in refused)
+
+
+async def test_several_runtimes_in_one_process(folder_of, alone) -> None:
+    async with (
+        Runtime(model=str(folder_of("llama"))) as one,
+        Runtime(model=str(folder_of("qwen3"))) as two,
+    ):
+        found = await asyncio.gather(
+            *(tokens_of(runtime, [20, 30, 40], 20) for runtime in (one, two) for _ in range(4))
+        )
+    assert found == [alone("llama", [20, 30, 40], 20)] * 4 + [alone("qwen3", [20, 30, 40], 20)] * 4
+
+
+async def test_no_thread_and_no_task_is_left(folder_of) -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        await tokens_of(runtime, [20, 30], 5)
+    left = {thread.name for thread in threading.enumerate()} - before
+    assert not {name for name in left if name.startswith(("mlx", "text"))}
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_closing_ends_running_requests_with_an_error(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        task = asyncio.create_task(
+            runtime.complete(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True))
+        )
+        while not runtime.statistics().running:
+            await asyncio.sleep(0.01)
+    with pytest.raises(TroupeError) as caught:
+        await task
+    assert caught.value.code == "shutting_down"
+
+
+async def test_drain_lets_running_requests_end(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        task = asyncio.create_task(tokens_of(runtime, [20, 30], 100))
+        while not runtime.statistics().running:
+            await asyncio.sleep(0.01)
+        await runtime.drain(30)
+        assert len(await task) == 100
+        with pytest.raises(NotReady):
+            await tokens_of(runtime, [20], 1)
+        assert runtime.readiness().reason == "draining"
+
+
+async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        generation = Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)
+        tasks = [asyncio.create_task(runtime.complete(generation)) for _ in range(3)]
+        while runtime.statistics().running < 3:
+            await asyncio.sleep(0.01)
+
+        def broken(*_: object) -> None:
+            raise MemoryError("the device is gone")
+
+        monkeypatch.setattr(runtime._loaded.engine, "run", broken)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, TroupeError) for result in results)
+        assert runtime.readiness().reason == "failed"
+        with pytest.raises(NotReady):
+            await tokens_of(runtime, [20], 1)
+
+
+async def test_metrics_tell_what_happened(folder_of) -> None:
+    async with Runtime(model=str(folder_of("llama")), served_name="mine") as runtime:
+        await tokens_of(runtime, [20, 30], 5)
+        text = runtime.metrics().decode()
+    assert 'mlx_troupe_request_success_total{finished_reason="length",model_name="mine"} 1.0' in text
+    assert 'mlx_troupe_generation_tokens_total{model_name="mine"} 5.0' in text
+    assert 'mlx_troupe_inter_token_latency_seconds_count{model_name="mine"} 4.0' in text
+    assert 'mlx_troupe_actor_messages_total{actor="decode"}' in text
+
+
+async def test_failed_event_reaches_a_stream(folder_of, monkeypatch) -> None:
+    """A faulty row fails alone: its text handling raises, its neighbour goes on."""
+    async with Runtime(model=str(folder_of("llama"))) as runtime:
+        neighbour = asyncio.create_task(tokens_of(runtime, [20, 30], 60))
+        async with runtime.stream(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)) as stream:
+            await stream.take()
+            row = next(request for request in runtime._live.values() if request.request_id == stream.request_id)
+            monkeypatch.setattr(row, "text", None)
+            events = [event async for event in stream]
+        assert isinstance(events[-1], Failed)
+        assert len(await neighbour) == 60

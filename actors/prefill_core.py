@@ -44,7 +44,6 @@ class PrefillCore:
         self.to_cache: list[CacheStoreMessage] = []
         self.to_decode: list[DecodeMessage] = []
         self.prompt_tokens = 0
-        self.cached_tokens = 0
         self.cost = cost
         self._policy = policy
         self._page_tokens = page_tokens
@@ -244,8 +243,7 @@ class PrefillCore:
     def _complete(self, prompt: Prompt) -> None:
         del self._prompts[prompt.leader]
         rows = tuple(prompt.rows)
-        self.prompt_tokens += len(prompt.tokens) * len(rows)
-        self.cached_tokens += rows[0].cached * len(rows)
+        self.prompt_tokens += len(prompt.tokens)
         self._decoding += len(rows)
         self.to_decode.append(Ready(rows))
 

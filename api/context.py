@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from ..runtime.errors import NotReady
 from .errors import SERVER, ApiError, from_troupe, invalid
+from .version import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL_NAMES = ("", "default")
 LOADING_RETRY_AFTER_S = 5.0
-
-
-def package_version() -> str:
-    """This package's version, "unknown" when it is not installed."""
-    try:
-        return version("mlx-troupe")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class ApiContext:

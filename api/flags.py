@@ -27,10 +27,17 @@ def add_settings(parser: argparse.ArgumentParser, sections: Sequence[str], extra
             _add(group, option)
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model as the one argument that needs no flag."""
+    parser.usage = "%(prog)s [MODEL] [options]"
+    parser.add_argument("named_model", nargs="?", metavar="MODEL", help='folder, Hugging Face id, .gguf file or "demo"')
+
+
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line names, by name."""
     given = {name: value for name, value in vars(arguments).items() if name in all_options()}
-    return {name: value for name, value in given.items() if value is not None}
+    named = getattr(arguments, "named_model", None)
+    return given if named is None else given | {"model": named}
 
 
 def dashed(arguments: Sequence[str]) -> list[str]:

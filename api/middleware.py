@@ -32,6 +32,7 @@ STAGE = web.RequestKey("stage", str)
 STATUS = web.RequestKey("status", int)
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PROBES = ("/livez", "/readyz", "/metrics")  # asked every few seconds, and logged at debug level
 _KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
@@ -57,8 +58,9 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         seconds = time.monotonic() - started
         context.metrics.ended(_route(request), status, seconds)
         if context.settings.access_log:
+            level = logging.DEBUG if _route(request) in _PROBES else logging.INFO
             line = "%s %s %d %.3fs %s"
-            access_logger.info(line, request.method, _route(request), status, seconds, request[REQUEST_ID])
+            access_logger.log(level, line, request.method, _route(request), status, seconds, request[REQUEST_ID])
     return response
 
 

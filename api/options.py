@@ -25,6 +25,7 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     for power, letter in enumerate("kmgt", start=1)
     for tail, base in (("b", 1000), ("i", 1024), ("ib", 1024))
 }
+_METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT"}
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _ENTRY = re.compile(r"^ {8}(\w+): (.+?)(?=^ {8}\w+: |\Z)", re.MULTILINE | re.DOTALL)
 
@@ -63,7 +64,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return "MLX_TROUPE_" + self.name.upper()
 
     @property
-    def plain(self) -> Any:
+    def plain(self) -> object:
         """The type without its bounds."""
         return typing.get_args(self.kind)[0] if typing.get_origin(self.kind) is Annotated else self.kind
 
@@ -83,7 +84,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
             return "SECONDS"
         if typing.get_origin(self.plain) is tuple:
             return "A,B,..."
-        return {int: "N", float: "X", str: "TEXT"}.get(self.plain, "VALUE")
+        return _METAVARS.get(self.plain, "VALUE")
 
     def read(self, value: object, source: str) -> object:
         """The value as the Struct holds it. Raises SettingsError naming the source."""

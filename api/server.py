@@ -37,7 +37,7 @@ BACKLOG = 1024
 class ServiceContext(Service, Protocol):
     """A Service whose block loads and unloads the model, as `Runtime` is."""
 
-    async def __aenter__(self) -> object:
+    async def __aenter__(self) -> Service:
         """Load; `readiness` answers meanwhile."""
         ...
 

@@ -55,7 +55,10 @@ class Engine(Protocol):
         ...
 
     def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """Name pages put aside for `row`; frees the others. Returns the ids that could not be had."""
+        """Name pages put aside for `row` by (index, id), or free those with the id NO_PAGE; others stay aside.
+
+        Returns the ids that could not be had.
+        """
         ...
 
     def drop(self, pages: tuple[int, ...]) -> None:

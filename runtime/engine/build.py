@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..engine_protocol import EngineFacts
 from .engine import MlxEngine
+from .kernels import ragged_attention
 from .kv.shapes import KVShape, leaves, pageable
 from .kv.staged import StagedRow
 from .overlap import choose_overlap
@@ -40,7 +41,7 @@ def build_engine(
         context_length: most tokens of one row.
         xtc_special: ids that XTC never drops.
     """
-    layout = choose_layout(model)
+    layout = choose_layout(model, ragged_attention())
     new_batch = layout.new_batch(model, config.length_classes)
     overlap = choose_overlap(config.overlap, model, layout.shapes, new_batch)
     facts = EngineFacts(
@@ -53,7 +54,8 @@ def build_engine(
         prefill_token_s=_prefill_token_s(model, clock),
     )
     mx.clear_cache()
-    logger.info("rows: %s (%s, %s)", facts.layout, layout.way, layout.reason)
+    kernel = "none" if layout.kernel is None else type(layout.kernel).__name__
+    logger.info("rows: %s (%s, %s; ragged kernel: %s)", facts.layout, layout.way, layout.reason, kernel)
     logger.info("overlap: %s (%s)", facts.overlap, facts.overlap_reason)
     return MlxEngine(
         model, new_batch, facts, page_tokens=config.page_tokens, clock=clock, xtc_special=xtc_special

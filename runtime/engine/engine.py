@@ -15,12 +15,15 @@ dies on this thread.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
+from ..messages.executor import NO_PAGE
+from ..messages.executor import NO_PAGE
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .flight import Flight
@@ -76,7 +79,6 @@ class MlxEngine:
         self._token_order: list[int | None] = []
         self._fresh: dict[int, int] = {}
         self._constraints: dict[int, Constraint] = {}
-        self._doomed: list[int] = []
         self._staged: dict[int, StagedRow] = {}
         self._stash: dict[int, dict[int, Page]] = {}
         self._pages: dict[int, Page] = {}
@@ -86,12 +88,16 @@ class MlxEngine:
     def run(self, plan: StepPlan, emit: Emit) -> None:
         """See `Engine.run`."""
         self._change_rows(plan, emit)
-        if plan.rows:
-            self._step(plan, emit)
-        else:
-            self._commit(emit)
-        if plan.chunks or self.facts.overlap == "off":
-            self._commit(emit)
+        try:
+            if plan.rows:
+                self._launch(plan, emit)
+            else:
+                self._commit(emit)
+            if plan.chunks or self.facts.overlap == "off":
+                self._commit(emit)
+        except Exception as error:
+            logger.exception("step %d failed", plan.step)
+            self._fail_all(plan, error, emit)
         if plan.chunks:
             emit(ChunksResult(plan.step, tuple(self._run_chunk(chunk) for chunk in plan.chunks)))
 
@@ -107,14 +113,10 @@ class MlxEngine:
                 emit(RowsFailed(plan.step, (join.row,), _text(error)))
         for row in plan.discards:
             self._staged.pop(row, None)
-        self._batch.settle()
-
-    def _step(self, plan: StepPlan, emit: Emit) -> None:
         try:
-            self._launch(plan, emit)
-        except Exception as error:
-            logger.exception("step %d failed", plan.step)
-            self._fail_all(plan, error, emit)
+            self._batch.settle()
+        except Exception:
+            logger.exception("rows could not be rearranged and stay where they are")
 
     def _launch(self, plan: StepPlan, emit: Emit) -> None:
         order = self._batch.order
@@ -124,36 +126,48 @@ class MlxEngine:
         logits = self._batch.forward(self._inputs(order))[:, -1]
         allowed = None
         if self._constraints:
-            mx.async_eval(logits)
-            self._commit(emit)
-            allowed = self._allowed(order, plan, emit)
+            allowed, order = self._constrain(logits, order, plan, emit)
+            if not any(row is not None for row in order):
+                return
         sampled = self._sampler.sample(logits, order, allowed=allowed)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
-        while self._doomed:
-            self._forget(self._doomed.pop())
         flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())
-        if self.facts.overlap == "build" and self._flight is not None:
-            self._flight.read()
+        if self.facts.overlap == "build":
+            self._read(emit)
         mx.async_eval(sampled.tokens, *flight.lazy(), *self._sampler.extra(), *self._batch.recurrent_arrays())
         self._commit(emit)
         self._flight = flight
 
     def _inputs(self, order: list[int | None]) -> mx.array:
-        """Next input token of every place, int32 (places, 1): lazy tokens of the last step, host ones of new rows."""
+        """Next input token of every place, int32 (places, 1): lazy tokens of the last step, host ones of new rows.
+
+        Invariant `a_row_joins_without_a_barrier`: the last step's tokens are not read for it.
+        """
         if not self._fresh and order == self._token_order:
             return self._tokens[:, None]
-        places = {row: place for place, row in enumerate(self._token_order) if row is not None}
-        fresh = {row: len(self._token_order) + place for place, row in enumerate(self._fresh)}
-        index = [fresh.get(row, places.get(row, 0)) if row is not None else 0 for row in order]
+        known_rows = [*self._token_order, *self._fresh]
+        at = {row: place for place, row in enumerate(known_rows) if row is not None}
+        index = [0 if row is None else at[row] for row in order]
         known = mx.array(list(self._fresh.values()), dtype=mx.int32)
         every = mx.concatenate([self._tokens, known]) if self._token_order else known
         return every[mx.array(index, dtype=mx.int32)][:, None]
 
+    def _read(self, emit: Emit) -> list[int]:
+        """Wait for the tokens of the step in flight. When they cannot be had its rows fail, and the error is raised."""
+        if self._flight is None:
+            return []
+        try:
+            return self._flight.read()
+        except Exception as error:
+            lost, self._flight = self._flight, None
+            emit(RowsFailed(lost.step, lost.rows, _text(error)))
+            raise
+
     def _commit(self, emit: Emit) -> None:
+        tokens = self._read(emit)
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        tokens = flight.read()
         now_s = self._clock.now()
         result = flight.result(tokens, now_s - max(flight.launched_s, self._committed_s))
         self._committed_s = now_s
@@ -180,6 +194,21 @@ class MlxEngine:
                 self._forget(row)
         return failed
 
+    def _constrain(
+        self, logits: mx.array, order: list[int | None], plan: StepPlan, emit: Emit
+    ) -> tuple[mx.array, list[int | None]]:
+        """Invariant `only_the_sample_waits`: submit the forward, commit the step before, then compute masks.
+
+        Returns the masks, and the order with None for rows whose constraint failed meanwhile.
+        """
+        if self.facts.overlap == "build":
+            self._read(emit)
+        mx.async_eval(logits)
+        self._commit(emit)
+        allowed = self._allowed(order, plan, emit)
+        alive = set(self._batch.order)
+        return allowed, [row if row in alive else None for row in order]
+
     def _allowed(self, order: list[int | None], plan: StepPlan, emit: Emit) -> mx.array:
         """Bit masks (places, words) of what each row may sample; all ones where nothing constrains it."""
         words = np.full((len(order), -(-self.facts.vocab_size // 32)), 0xFFFFFFFF, np.uint32)
@@ -187,17 +216,22 @@ class MlxEngine:
             constraint = None if row is None else self._constraints.get(row)
             if constraint is None or row is None:
                 continue
-            words[place] = 0
             try:
-                constraint.fill(words[place])
-                if not words[place].any():
-                    raise ValueError("the constraint allows no token")
+                words[place] = self._filled(constraint)
             except Exception as error:
                 logger.exception("the constraint of row %d failed", row)
-                words[place] = 0xFFFFFFFF
-                self._doomed.append(row)
+                self._forget(row)
                 emit(RowsFailed(plan.step, (row,), _text(error)))
         return mx.array(words)
+
+    def _filled(self, constraint: Constraint) -> np.ndarray:
+        words = np.zeros(-(-self.facts.vocab_size // 32), np.uint32)
+        constraint.fill(words)
+        if self.facts.vocab_size % 32:
+            words[-1] &= (1 << self.facts.vocab_size % 32) - 1
+        if not words.any():
+            raise ValueError("the constraint allows no token")
+        return words
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
@@ -221,15 +255,23 @@ class MlxEngine:
         if leave.row not in self._batch.order:
             return
         if leave.stash_pages:
-            pages = {i: self._batch.export(leave.row, i, self._page_tokens) for i in leave.stash_pages}
-            mx.eval([array for page in pages.values() for pair in page for array in pair])
-            self._stash.setdefault(leave.row, {}).update(pages)
+            try:
+                self._put_aside(leave)
+            except Exception:
+                logger.exception("pages of row %d could not be kept", leave.row)
         self._forget(leave.row)
 
+    def _put_aside(self, leave: LeaveRow) -> None:
+        pages = {i: self._batch.export(leave.row, i, self._page_tokens) for i in leave.stash_pages}
+        mx.eval([array for page in pages.values() for pair in page for array in pair])
+        self._stash.setdefault(leave.row, {}).update(pages)
+
     def _forget(self, row: int) -> None:
+        """Take a row out wherever it is; one that failed to join may be in some places only."""
         if row in self._batch.order:
             self._batch.leave(row)
-        self._sampler.leave(row)
+        with suppress(KeyError):
+            self._sampler.leave(row)
         self._fresh.pop(row, None)
         self._constraints.pop(row, None)
 
@@ -239,13 +281,14 @@ class MlxEngine:
             self._commit(emit)
         except Exception:
             logger.exception("the step before could not be read either")
-        for row in [row for row in self._batch.order if row is not None]:
+        rows = [row for row in self._batch.order if row is not None]
+        for row in rows:
             self._sampler.leave(row)
-        self._flight = None
         self._batch = self._new_batch()
         self._tokens, self._token_order, self._fresh = mx.zeros((0,), mx.int32), [], {}
         self._constraints.clear()
-        emit(RowsFailed(plan.step, plan.rows, _text(error)))
+        if failed := tuple(dict.fromkeys([*plan.rows, *rows])):
+            emit(RowsFailed(plan.step, failed, _text(error)))
 
     # --- prefill ------------------------------------------------------------------------------------------------
 
@@ -285,14 +328,19 @@ class MlxEngine:
     # --- pages and memory ---------------------------------------------------------------------------------------
 
     def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """See `Engine.adopt`."""
-        stash = self._stash.pop(row, {})
+        """See `Engine.adopt`; pages that are not listed stay aside, as `AdoptPages` says."""
+        stash = self._stash.get(row, {})
         lost = []
         for index, page in pages:
-            if index in stash:
-                self._pages[page] = stash[index]
-            else:
+            found = stash.pop(index, None)
+            if page == NO_PAGE:
+                continue
+            if found is None:
                 lost.append(page)
+            else:
+                self._pages[page] = found
+        if not stash:
+            self._stash.pop(row, None)
         return tuple(lost)
 
     def drop(self, pages: tuple[int, ...]) -> None:
@@ -309,14 +357,11 @@ class MlxEngine:
         )
 
     def close(self) -> None:
-        """See `Engine.close`."""
+        """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""
+        for held in (self._constraints, self._staged, self._stash, self._pages, self._fresh):
+            held.clear()
         self._flight = None
-        self._staged.clear()
-        self._stash.clear()
-        self._pages.clear()
-        self._batch = self._new_batch()
-        self._tokens = mx.zeros((0,), mx.int32)
-        self._model = None
+        del self._batch, self._new_batch, self._sampler, self._tokens, self._model
         mx.clear_cache()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..events import PositionLogprobs, TokenLogprob
@@ -25,6 +25,8 @@ class Flight:
         order: row at each place of the batch.
         sampled: lazy tokens (places,) and log-probabilities.
         launched_s: when it was handed to the device.
+
+    Invariant `tokens_are_filled_at_commit`: until then a row's token exists on the device only.
     """
 
     step: int
@@ -32,11 +34,13 @@ class Flight:
     order: list[int | None]
     sampled: Sampled
     launched_s: float
+    _tokens: list[int] | None = field(default=None, init=False)
 
     def read(self) -> list[int]:
         """Wait for the device; one token a place."""
-        tokens: list[int] = self.sampled.tokens.tolist()  # type: ignore[assignment]  # a vector gives a flat list
-        return tokens
+        if self._tokens is None:
+            self._tokens = self.sampled.tokens.tolist()  # type: ignore[assignment]  # a vector gives a flat list
+        return self._tokens  # type: ignore[return-value]
 
     def result(self, tokens: list[int], seconds: float) -> StepResult:
         """What decode hears. Rows that are not in the batch (they failed) get the placeholder."""

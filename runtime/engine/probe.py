@@ -23,6 +23,7 @@ from .mlxlm import bind_attention
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .kernels import RaggedAttention
     from .kv.batch import Batch, ClassForward
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Layout(NamedTuple):
     way: WayName
     reason: str
     shapes: list[LayerShape] | None
+    kernel: RaggedAttention | None = None
 
     def describe(self) -> str:
         """For logs and metrics: "batched" or "row-by-row: reason"."""
@@ -50,14 +52,19 @@ class Layout(NamedTuple):
 
     def new_batch(self, model: Any, classes: tuple[int, ...]) -> Callable[[], Batch]:
         """A factory of empty batches of this layout."""
-        shapes, way = self.shapes, self.way
+        shapes, way, kernel = self.shapes, self.way, self.kernel
         if shapes is None or way == "row-by-row":
             return lambda: SoloBatch(model)
-        return lambda: RowBatch(model, shapes, classes, way)
+        return lambda: RowBatch(model, shapes, classes, way, kernel)
 
 
-def choose_layout(model: Any) -> Layout:
-    """Try the ways from fastest to safest on three short rows. Never raises for a model that runs alone."""
+def choose_layout(model: Any, kernel: RaggedAttention | None = None) -> Layout:
+    """Try the ways from fastest to safest on three short rows. Never raises for a model that runs alone.
+
+    Args:
+        model: mlx-lm's.
+        kernel: this device's ragged attention, taken when the model's logits agree with it too.
+    """
     bind_attention(attention)
     try:
         shapes = learn_shapes(model)
@@ -72,9 +79,21 @@ def choose_layout(model: Any) -> Layout:
     for way in ways:
         fault = _difference(model, RowBatch(model, shapes, (4, 8, 1 << 30), way), expected)
         if fault is None:
-            return Layout(way, "; ".join(reasons) or "logits agree", shapes)
+            return Layout(way, "; ".join(reasons) or "logits agree", shapes, _usable(kernel, model, shapes, expected))
         reasons.append(f"{way}: {fault}")
     return Layout("row-by-row", "; ".join(reasons), None)
+
+
+def _usable(
+    kernel: RaggedAttention | None, model: Any, shapes: list[LayerShape], expected: list[mx.array]
+) -> RaggedAttention | None:
+    if kernel is None:
+        return None
+    fault = _difference(model, RowBatch(model, shapes, (), kernel=kernel), expected)
+    if fault is not None:
+        logger.info("the ragged attention kernel is not used: %s", fault)
+        return None
+    return kernel
 
 
 def _difference(model: Any, batch: Batch, expected: list[mx.array]) -> str | None:

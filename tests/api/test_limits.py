@@ -48,9 +48,7 @@ async def test_body_of_the_largest_size():
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 async def test_content_type(client: Client, content_type):
-    message = await refused(
-        client, 415, "unsupported_content_type", data=b"{}", headers={"Content-Type": content_type}
-    )
+    message = await refused(client, 415, "unsupported_content_type", data=b"{}", headers={"Content-Type": content_type})
     assert "application/json" in message
 
 

@@ -25,9 +25,7 @@ async def test_chat_chunks(client: Client):
     assert first["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     ]
-    assert texts[0]["choices"] == [
-        {"index": 0, "delta": {"content": "Hello"}, "logprobs": None, "finish_reason": None}
-    ]
+    assert texts[0]["choices"] == [{"index": 0, "delta": {"content": "Hello"}, "logprobs": None, "finish_reason": None}]
     assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
     assert all("usage" not in chunk for chunk in answer.chunks)
     assert {chunk["object"] for chunk in answer.chunks} == {"chat.completion.chunk"}

@@ -15,6 +15,7 @@ from .shapes import ArraysShape, LayerShape, leaves
 from .split import SplitLayers
 
 if TYPE_CHECKING:
+    from ..kernels import RaggedAttention
     from .staged import Page, StagedRow
 
 ClassForward = Literal["split", "per-class"]
@@ -77,13 +78,20 @@ class RowBatch:
         shapes: from `learn_shapes`.
         classes: upper bounds of the length classes, in tokens; longer rows share the last.
         class_forward: how several classes share a step.
+        kernel: attends over ragged rows where it fits; None masks.
     """
 
     def __init__(
-        self, model: Any, shapes: list[LayerShape], classes: tuple[int, ...], class_forward: ClassForward = "split"
+        self,
+        model: Any,
+        shapes: list[LayerShape],
+        classes: tuple[int, ...],
+        class_forward: ClassForward = "split",
+        kernel: RaggedAttention | None = None,
     ) -> None:
         self._model = model
         self._shapes = shapes
+        self._kernel = kernel
         self._bounds = sorted(classes) or [1 << 62]
         self._class_forward: ClassForward = class_forward
         self._groups: dict[int, RowGroup] = {}
@@ -111,14 +119,16 @@ class RowBatch:
     def join(self, row: int, staged: StagedRow) -> None:
         """See `Batch.join`."""
         assert row not in self._home
+        self._saved = None
         bound = self._bound(staged.length)
-        group = self._groups.get(bound) or RowGroup(self._shapes)
+        group = self._groups.get(bound) or RowGroup(self._shapes, kernel=self._kernel)
         group.join(row, staged.length, group.staged_state(staged))
         self._groups[bound] = group
         self._home[row] = bound
 
     def leave(self, row: int) -> None:
         """See `Batch.leave`."""
+        self._saved = None
         bound = self._home.pop(row)
         group = self._groups[bound]
         group.leave(row)
@@ -128,10 +138,10 @@ class RowBatch:
     def forward(self, tokens: mx.array) -> mx.array:
         """See `Batch.forward`."""
         count = tokens.shape[1]
-        if self._saved is not None:
-            self._since.append(tokens)
         groups = self._active()
         logits = self._run(groups, tokens)
+        if self._saved is not None:
+            self._since.append(tokens)
         for group in groups:
             group.end(count)
         return logits
@@ -154,23 +164,30 @@ class RowBatch:
         return mx.concatenate(out, axis=0)
 
     def checkpoint(self) -> None:
-        """See `Batch.checkpoint`. Membership must not change until the matching rewind."""
+        """See `Batch.checkpoint`. A change of membership before the matching rewind makes it void."""
         self._since = []
         self._saved = {
             bound: [list(store.cache) for store in group.recurrent()] for bound, group in self._groups.items()
         }
 
     def rewind(self, counts: dict[int, int]) -> None:
-        """See `Batch.rewind`."""
+        """See `Batch.rewind`. All or nothing: a ValueError, or an exception of the model, leaves every row as it was."""
         if not self._recurrent:
-            for bound, group in self._groups.items():
-                own = {row: count for row, count in counts.items() if self._home[row] == bound}
-                if own:
-                    group.rewind(own)
+            self._rewind_groups(counts)
         elif any(counts.values()):
             self._replay(counts)
         self._saved = None
         self._since = []
+
+    def _rewind_groups(self, counts: dict[int, int]) -> None:
+        shares = [
+            (group, {row: count for row, count in counts.items() if self._home[row] == bound})
+            for bound, group in self._groups.items()
+        ]
+        for group, own in shares:
+            group.check_rewind(own)
+        for group, own in shares:
+            group.rewind(own)
 
     def _replay(self, counts: dict[int, int]) -> None:
         """Go back to the checkpoint and feed the kept tokens again, one at a time.
@@ -183,14 +200,22 @@ class RowBatch:
         total = sum(part.shape[1] for part in self._since)
         if max(counts.values()) > total:
             raise ValueError(f"only {total} tokens were fed since the checkpoint")
+        rows = {bound: [row for row in group.rows if row is not None] for bound, group in self._groups.items()}
+        for bound, group in self._groups.items():
+            group.check_rewind(dict.fromkeys(rows[bound], total))
+        before = [(group, group.snapshot(total)) for group in self._groups.values()]
         fed = mx.concatenate(self._since, axis=1)
-        saved, self._saved = self._saved, None
         low = 0
-        for bound in sorted(self._groups):
-            group = self._groups[bound]
-            part = fed[low : low + len(group.rows)]
-            low += len(group.rows)
-            self._replay_group(group, saved[bound], part, {r: counts.get(r, 0) for r in group.rows if r is not None})
+        try:
+            for bound in sorted(self._groups):
+                group = self._groups[bound]
+                part = fed[low : low + len(group.rows)]
+                low += len(group.rows)
+                self._replay_group(group, self._saved[bound], part, {row: counts.get(row, 0) for row in rows[bound]})
+        except Exception:
+            for group, old in before:
+                group.roll_back(old)
+            raise
 
     def _replay_group(
         self, group: RowGroup, saved: list[list[mx.array | None]], fed: mx.array, counts: dict[int, int]
@@ -232,7 +257,8 @@ class RowBatch:
         for bound in sorted(self._groups):
             self._move_grown(bound)
         for group in self._groups.values():
-            group.shrink_if_sparse()
+            if group.shrink_if_sparse():
+                self._saved = None
 
     def _move_grown(self, bound: int) -> None:
         group = self._groups[bound]
@@ -241,7 +267,7 @@ class RowBatch:
         for row in [r for r, n in zip(group.rows, group.lengths, strict=True) if r is not None and n >= bound]:
             length, state = group.extract(row)
             target = self._bounds[self._bounds.index(bound) + 1]
-            other = self._groups.get(target) or RowGroup(self._shapes)
+            other = self._groups.get(target) or RowGroup(self._shapes, kernel=self._kernel)
             other.join(row, length, state)
             self._groups[target] = other
             self.leave(row)

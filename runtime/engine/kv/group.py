@@ -6,12 +6,12 @@ Owned by the MLX thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from .plane import REWIND_MARGIN, Plane
+from .plane import Plane
 from .shapes import KVShape, LayerShape, leaves
 from .staged import leaf_caches, newest
 from .stores import ArraysRows, KVRows, build_layers
@@ -20,6 +20,7 @@ from .view import GroupView
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..kernels import RaggedAttention
     from .plane import Move
     from .staged import StagedRow
     from .stores import KVPair, Store
@@ -29,6 +30,15 @@ IDLE_STEPS_BEFORE_SHRINK = 16
 
 RowState = list["KVPair | list[mx.array | None]"]
 """One row's state per layer: newest (keys, values) oldest first, or recurrent states."""
+
+
+class GroupSnapshot(NamedTuple):
+    """What `RowGroup.roll_back` needs: newest KV of each layer, recurrent states, geometry and lengths."""
+
+    tails: list[KVPair]
+    states: list[list[mx.array | None]]
+    planes: dict[int | None, Plane]
+    lengths: np.ndarray
 
 
 def slots_for(rows: int) -> int:
@@ -45,12 +55,12 @@ class RowGroup:
         layers: what the model gets as its cache.
     """
 
-    def __init__(self, shapes: list[LayerShape], slots: int = 1) -> None:
+    def __init__(self, shapes: list[LayerShape], slots: int = 1, kernel: RaggedAttention | None = None) -> None:
         self._shapes = shapes
         self.rows: list[int | None] = [None] * slots
         self.lengths = np.zeros(slots, np.int64)
         self.live = np.zeros(slots, bool)
-        self.layers, self.stores = build_layers(shapes, slots)
+        self.layers, self.stores = build_layers(shapes, slots, kernel)
         windows = {shape.window for shape in leaves(shapes) if isinstance(shape, KVShape)}
         self.planes = {window: Plane(slots, window) for window in windows}
         self._sparse_steps = 0
@@ -125,13 +135,38 @@ class RowGroup:
         return int(self.lengths[slot]), out
 
     def export(self, row: int, low: int, high: int) -> list[KVPair]:
-        """Tokens low .. high - 1 of a row, per KV layer, copied. Only for models that keep every token."""
-        self._close_holes()
+        """Tokens low .. high - 1 of a row, per KV layer, copied. Only for models that keep every token.
+
+        Raises:
+            ValueError: the row has fewer tokens.
+        """
         slot = self.rows.index(row)
+        if high > self.lengths[slot]:
+            raise ValueError(f"row {row} has {self.lengths[slot]} tokens, not {high}")
+        self._close_holes()
         shift = self.planes[None].cursor - int(self.lengths[slot])
         return [store.row(slot, low + shift, high + shift) for store in self.stores if isinstance(store, KVRows)]
 
     # --- the forward --------------------------------------------------------------------------------------------
+
+    def snapshot(self, tokens: int) -> GroupSnapshot:
+        """All that taking back and replaying the newest `tokens` tokens changes, copied; evaluates."""
+        kv = [store for store in self.stores if isinstance(store, KVRows)]
+        cursors = [self.planes[store.shape.window].cursor for store in kv]
+        tails = [store.part(cursor - tokens, cursor) for store, cursor in zip(kv, cursors, strict=True)]
+        mx.eval(tails)
+        states = [list(store.cache) for store in self.recurrent()]
+        planes = {window: plane.copy() for window, plane in self.planes.items()}
+        return GroupSnapshot(tails, states, planes, self.lengths.copy())
+
+    def roll_back(self, old: GroupSnapshot) -> None:
+        """Be as at the snapshot. Slots must not have changed and nothing repacked since."""
+        self.planes, self.lengths = old.planes, old.lengths
+        kv = [store for store in self.stores if isinstance(store, KVRows)]
+        for store, tail in zip(kv, old.tails, strict=True):
+            store.put(tail, self.planes[store.shape.window].cursor - tail[0].shape[2])
+        for recurrent, states in zip(self.recurrent(), old.states, strict=True):
+            recurrent.adopt(states)
 
     def begin(self, tokens: int) -> GroupView:
         """Make room for `tokens` tokens a row and set the view that layers read during the forward."""
@@ -157,19 +192,24 @@ class RowGroup:
         Raises:
             ValueError: more than a window layer still holds.
         """
+        self.check_rewind(counts)
         slots = {self.rows.index(row): count for row, count in counts.items() if count}
-        for slot, count in slots.items():
-            self._check_rewind(slot, count)
         for plane in self.planes.values():
             plane.rewind(slots, self.lengths, self.live)
         for slot, count in slots.items():
             self.lengths[slot] -= count
 
-    def _check_rewind(self, slot: int, count: int) -> None:
-        if count > self.lengths[slot]:
-            raise ValueError(f"cannot take back {count} of {self.lengths[slot]} tokens")
-        if count > REWIND_MARGIN and any(window is not None for window in self.planes):
-            raise ValueError(f"window layers keep {REWIND_MARGIN} tokens to take back, not {count}")
+    def check_rewind(self, counts: dict[int, int]) -> None:
+        """Raise what `rewind` would, and change nothing."""
+        for row, count in counts.items():
+            slot = self.rows.index(row)
+            length = int(self.lengths[slot])
+            if not 0 <= count <= length:
+                raise ValueError(f"cannot take back {count} of {length} tokens")
+            for plane in self.planes.values():
+                spare = plane.spare(slot, length - count)
+                if count > spare:
+                    raise ValueError(f"a window layer has {spare} tokens of row {row} to take back, not {count}")
 
     # --- geometry -----------------------------------------------------------------------------------------------
 
@@ -250,8 +290,12 @@ class RowGroup:
             assert 0 <= plane.cursor <= plane.capacity, "cursor outside the buffer"
             assert (plane.span <= plane.cursor).all(), "span before the buffer"
             assert (plane.span[~self.live] == 0).all(), "free slot with entries"
-            if plane.positions is None:
-                expected = [plane.entries(int(n)) for n in self.lengths]
-                assert all(plane.span[s] <= n for s, n in enumerate(expected)), "span beyond the length"
+            for slot, length in enumerate(self.lengths):
+                plane.check_slot(slot, int(length))
+            for store in self.stores:
+                if isinstance(store, KVRows) and store.shape.window == plane.window:
+                    assert store.keys.shape[2] == store.values.shape[2] == plane.capacity, "buffer size"
+        for store in self.stores:
+            assert all(array.shape[0] == len(self.rows) for array in store.arrays()), "slots of a buffer"
 
 

@@ -114,6 +114,36 @@ class Plane:
                 gather[slot, -len(places) :] = places
         return gather, spans
 
+    def held(self, slot: int) -> int:
+        """Tokens of a slot's row whose entries are here, the newest ones."""
+        if self.positions is None:
+            return int(self.span[slot])
+        return int((self.positions[slot, : self.cursor] >= 0).sum())
+
+    def spare(self, slot: int, length: int) -> int:
+        """How many tokens may be taken back so that a row of then `length` tokens still has all it sees."""
+        needed = length if self.window is None else min(length, self.window - 1)
+        return self.held(slot) - needed
+
+    def copy(self) -> Plane:
+        """A twin that shares nothing."""
+        twin = Plane(0, self.window)
+        twin.capacity, twin.cursor, twin.span = self.capacity, self.cursor, self.span.copy()
+        twin.positions = None if self.positions is None else self.positions.copy()
+        return twin
+
+    def check_slot(self, slot: int, length: int) -> None:
+        """Raise AssertionError when a slot does not hold what a row of `length` tokens sees."""
+        assert self.spare(slot, length) >= 0, "entries are missing"
+        if self.positions is None:
+            assert self.span[slot] <= self.entries(length), "span beyond the length"
+            return
+        places = np.flatnonzero(self.positions[slot] >= 0)
+        assert not len(places) or self.cursor - self.span[slot] <= places[0], "an entry outside the span"
+        assert not len(places) or places[-1] < self.cursor, "an entry behind the cursor"
+        found = self.positions[slot, places]
+        assert (found == np.arange(length - len(places), length)).all(), "positions out of order"
+
     def advance(self, tokens: int, live: np.ndarray, lengths: np.ndarray) -> None:
         """`tokens` were written at the cursor for every slot; they count for live ones. Lengths are those before."""
         if self.positions is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from ..mlxlm import ChunkedKVCache
 from .staged import StagedRow, leaf_caches
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ class SoloBatch:
     def join(self, row: int, staged: StagedRow) -> None:
         """See `Batch.join`."""
         assert row not in self._rows
+        self._saved = None
         self._rows[row] = _copied(staged)
 
     def leave(self, row: int) -> None:
         """See `Batch.leave`."""
+        self._saved = None
         del self._rows[row]
 
     def forward(self, tokens: mx.array) -> mx.array:
@@ -45,10 +48,10 @@ class SoloBatch:
         out = []
         for place, (number, row) in enumerate(self._rows.items()):
             part = tokens[place : place + 1]
-            if self._saved is not None:
-                self._since[number].append(part)
             out.append(self._model(part, cache=row.caches))
             row.length += tokens.shape[1]
+            if self._saved is not None:
+                self._since[number].append(part)
         return mx.concatenate(out, axis=0)
 
     def checkpoint(self) -> None:
@@ -57,33 +60,34 @@ class SoloBatch:
         self._since = {number: [] for number in self._rows}
 
     def rewind(self, counts: dict[int, int]) -> None:
-        """See `Batch.rewind`: by trimming where the caches can, else from the checkpoint."""
-        for number, count in counts.items():
-            row = self._rows[number]
-            leaf = list(leaf_caches(row.caches))
-            if count == 0:
-                continue
-            if all(cache.is_trimmable() for cache in leaf):
-                for cache in leaf:
-                    cache.trim(count)
-                row.length -= count
-            else:
-                self._replay(number, count)
+        """See `Batch.rewind`: by trimming where the caches can, else from the checkpoint. All or nothing."""
+        wanted = {number: count for number, count in counts.items() if count}
+        for number, count in wanted.items():
+            if not 0 < count <= self._rows[number].length:
+                raise ValueError(f"cannot take back {count} of {self._rows[number].length} tokens")
+        trimmed = {number: count for number, count in wanted.items() if _trims(self._rows[number])}
+        replayed = {number: self._replayed(number, count) for number, count in wanted.items() if number not in trimmed}
+        self._rows.update(replayed)
+        for number, count in trimmed.items():
+            for cache in leaf_caches(self._rows[number].caches):
+                cache.trim(count)
+            self._rows[number].length -= count
         self._saved = None
         self._since = {}
 
-    def _replay(self, number: int, count: int) -> None:
+    def _replayed(self, number: int, count: int) -> StagedRow:
+        """The row as of the checkpoint, fed again what it keeps."""
         if self._saved is None or number not in self._saved:
             raise ValueError("these caches cannot be trimmed: take a checkpoint before tokens that may be taken back")
         fed = mx.concatenate(self._since[number], axis=1)
         kept = fed.shape[1] - count
         if kept < 0:
             raise ValueError(f"only {fed.shape[1]} tokens were fed since the checkpoint")
-        row = self._saved[number]
+        row = _copied(self._saved[number])
         for place in range(kept):
             self._model(fed[:, place : place + 1], cache=row.caches)
         row.length += kept
-        self._rows[number] = row
+        return row
 
     def length(self, row: int) -> int:
         """See `Batch.length`."""
@@ -91,11 +95,7 @@ class SoloBatch:
 
     def export(self, row: int, index: int, page_tokens: int) -> Page:
         """See `Batch.export`."""
-        low, high = index * page_tokens, (index + 1) * page_tokens
-        return [
-            (mx.contiguous(c.keys[:, :, low:high]), mx.contiguous(c.values[:, :, low:high]))
-            for c in self._rows[row].caches
-        ]
+        return self._rows[row].page(index, page_tokens)
 
     def arrays(self) -> list[mx.array]:
         """See `Batch.arrays`."""
@@ -110,6 +110,13 @@ class SoloBatch:
 
     def check_integrity(self) -> None:
         """Nothing shared, nothing to contradict."""
+
+
+def _trims(row: StagedRow) -> bool:
+    """Whether every cache can drop its newest tokens. One in chunks may have dropped what they would uncover."""
+    return all(
+        cache.is_trimmable() and not isinstance(cache, ChunkedKVCache) for cache in leaf_caches(row.caches)
+    )
 
 
 def _copied(row: StagedRow) -> StagedRow:

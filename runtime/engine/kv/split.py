@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ..mlxlm import solo_attention
+from .deferred import DeferredMask, RaggedKV
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .group import RowGroup
     from .stores import KVRows
-
-
-class SplitMask:
-    """Stands for one mask a class; remembers the window the model asked for."""
-
-    def __init__(self, window: int | None) -> None:
-        self.window = window
 
 
 class SplitKV:
@@ -44,19 +38,19 @@ class SplitKV:
         """For layers that borrow this one's."""
         return self, self
 
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> SplitMask:
+    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> DeferredMask:
         """A stand-in; the seam asks each class for its own."""
         del tokens, return_array
-        return SplitMask(window_size)
+        return DeferredMask(window_size)
 
     def attend(self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """Attention of (rows, heads, tokens, size) queries, each class over its own keys."""
-        window = mask.window if isinstance(mask, SplitMask) else None
+        window = mask.window if isinstance(mask, DeferredMask) else None
         out = []
         for part, bound in self.parts:
             keys, values = part.keys_and_values()
             own = part.make_mask(queries.shape[2], window_size=window)
-            out.append(solo_attention(queries[bound], keys, values, cache=None, scale=scale, mask=own, sinks=sinks))
+            out.append(attention(queries[bound], keys, values, None, scale, own, sinks))
         return mx.concatenate(out, axis=0)
 
 
@@ -70,7 +64,7 @@ def attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """The one seam: attention as mlx-lm's model modules call it. What is not ours falls through to mlx-lm."""
-    if isinstance(keys, SplitKV):
+    if isinstance(keys, SplitKV | RaggedKV):
         return keys.attend(queries, scale, mask, sinks)
     return solo_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 

@@ -43,24 +43,42 @@ class StagedRow:
                 yield cache.values
 
     def restore(self, pages: Sequence[Page], tokens: int) -> None:
-        """Start from stored pages, of which the first `tokens` tokens are taken. Only for plain KV caches."""
-        for layer, cache in enumerate(self.caches):
-            cache.keys = mx.concatenate([page[layer][0] for page in pages], axis=2)[:, :, :tokens]
-            cache.values = mx.concatenate([page[layer][1] for page in pages], axis=2)[:, :, :tokens]
+        """Start from stored pages, of which the first `tokens` tokens are taken. Only for plain KV caches.
+
+        Evaluated, so that the pages may be dropped and their memory goes.
+
+        Raises:
+            ValueError: the pages hold fewer tokens.
+        """
+        for layer, cache in enumerate(leaf_caches(self.caches)):
+            keys = mx.concatenate([page[layer][0] for page in pages], axis=2)
+            values = mx.concatenate([page[layer][1] for page in pages], axis=2)
+            if tokens > keys.shape[2]:
+                raise ValueError(f"the pages hold {keys.shape[2]} tokens, not {tokens}")
+            cache.keys, cache.values = mx.contiguous(keys[:, :, :tokens]), mx.contiguous(values[:, :, :tokens])
             cache.offset = tokens
+        mx.eval(list(self.arrays()))
         self.length = tokens
 
     def export(self, indices: Sequence[int], page_tokens: int) -> dict[int, Page]:
         """Copies of whole pages by index, evaluated, sharing no memory with the row."""
-        out: dict[int, Page] = {}
-        for index in indices:
-            low, high = index * page_tokens, (index + 1) * page_tokens
-            assert high <= self.length
-            out[index] = [
-                (mx.contiguous(c.keys[:, :, low:high]), mx.contiguous(c.values[:, :, low:high])) for c in self.caches
-            ]
+        out = {index: self.page(index, page_tokens) for index in indices}
         mx.eval([array for page in out.values() for pair in page for array in pair])
         return out
+
+    def page(self, index: int, page_tokens: int) -> Page:
+        """One whole page, copied, lazy.
+
+        Raises:
+            ValueError: the row has fewer tokens.
+        """
+        low, high = index * page_tokens, (index + 1) * page_tokens
+        if high > self.length:
+            raise ValueError(f"page {index} ends at {high}, the row at {self.length}")
+        return [
+            (mx.contiguous(cache.keys[:, :, low:high]), mx.contiguous(cache.values[:, :, low:high]))
+            for cache in leaf_caches(self.caches)
+        ]
 
 
 def leaf_caches(caches: Sequence[Any]) -> Iterator[Any]:

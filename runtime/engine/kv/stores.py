@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ..mlxlm import ArraysCache, CacheList
+from .deferred import DeferredMask, RaggedKV
 from .shapes import ArraysShape, KVShape, LayerShape
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..kernels import RaggedAttention
     from .plane import Move
-    from .view import GroupView
+    from .view import GroupView, PlaneView
 
 KVPair = tuple[mx.array, mx.array]
 
@@ -41,8 +43,9 @@ class KVRows:
     Has no `__len__` and no `bits`: models test for both.
     """
 
-    def __init__(self, shape: KVShape, slots: int) -> None:
+    def __init__(self, shape: KVShape, slots: int, kernel: RaggedAttention | None = None) -> None:
         self.shape = shape
+        self.kernel = kernel
         self.keys = mx.zeros((slots, shape.heads, 0, shape.key_size), shape.key_dtype)
         self.values = mx.zeros((slots, shape.value_heads, 0, shape.value_size), shape.value_dtype)
         self.view: GroupView | None = None
@@ -53,35 +56,50 @@ class KVRows:
         assert self.view is not None
         return self.view.offset
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> KVPair:
-        """Write (slots, heads, tokens, size) at the cursor; returns all that live queries may see."""
+    @property
+    def plane_view(self) -> PlaneView:
+        """This layer's places in the current forward."""
         assert self.view is not None
-        plane = self.view.plane(self.shape.window)
+        return self.view.plane(self.shape.window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write (slots, heads, tokens, size) at the cursor; returns all that live queries may see."""
+        plane = self.plane_view
         self.keys[:, :, plane.cursor : plane.high] = keys
         self.values[:, :, plane.cursor : plane.high] = values
         return self.keys_and_values()
 
-    def keys_and_values(self) -> KVPair:
-        """All that live queries of this forward may see; for layers that borrow this one's."""
-        assert self.view is not None
-        plane = self.view.plane(self.shape.window)
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What live queries of this forward may see, or a stand-in for it; also for layers that borrow this one's."""
+        if self._defers:
+            deferred = RaggedKV(self, self.kernel)  # type: ignore[arg-type]  # _defers means there is one
+            return deferred, deferred
+        return self.arrays_in_view()
+
+    def arrays_in_view(self) -> KVPair:
+        """All that live queries of this forward may see, as arrays."""
+        plane = self.plane_view
         return self.keys[:, :, plane.low : plane.high], self.values[:, :, plane.low : plane.high]
 
-    def make_mask(
-        self, tokens: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
-        """See `PlaneView.mask`."""
-        assert self.view is not None
-        return self.view.plane(self.shape.window).mask(window_size, as_array=return_array)
+    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """See `PlaneView.mask`; a stand-in where a ragged kernel will do without one."""
+        if self._defers and not return_array:
+            return DeferredMask(window_size)
+        return self.plane_view.mask(window_size, as_array=return_array)
+
+    @property
+    def _defers(self) -> bool:
+        return self.kernel is not None and self.plane_view.ragged
 
     def moved(self, move: Move) -> KVPair:
         """The arrays after a repack."""
         return _moved(self.keys, move), _moved(self.values, move)
 
     def joined(self, base: KVPair, slot: int, keys: mx.array, values: mx.array, place: int) -> KVPair:
-        """`base` with a row's (1, heads, count, size) written at `place` of `slot`."""
-        if keys.shape[2] == 0:
-            return base
+        """`base` with a row's (1, heads, count, size) written at `place` of `slot`, and zeros everywhere else in it.
+
+        What a row before it left there is masked, but a NaN would poison attention all the same.
+        """
         return _written(base[0], slot, place, keys), _written(base[1], slot, place, values)
 
     def selected(self, slots: list[int | None]) -> KVPair:
@@ -96,6 +114,15 @@ class KVRows:
         """Places low .. high - 1 of one slot, copied: (1, heads, high - low, size)."""
         part = slice(slot, slot + 1)
         return mx.contiguous(self.keys[part, :, low:high]), mx.contiguous(self.values[part, :, low:high])
+
+    def part(self, low: int, high: int) -> KVPair:
+        """Places low .. high - 1 of all slots, copied."""
+        return mx.contiguous(self.keys[:, :, low:high]), mx.contiguous(self.values[:, :, low:high])
+
+    def put(self, part: KVPair, low: int) -> None:
+        """Write back what `part` gave."""
+        high = low + part[0].shape[2]
+        self.keys[:, :, low:high], self.values[:, :, low:high] = part
 
     def arrays(self) -> list[mx.array]:
         """What the layer holds."""
@@ -145,13 +172,15 @@ class ArraysRows(_RecurrentCache):
 Store = KVRows | ArraysRows
 
 
-def build_layers(shapes: list[LayerShape], slots: int) -> tuple[list[Any], list[Store]]:
+def build_layers(
+    shapes: list[LayerShape], slots: int, kernel: RaggedAttention | None = None
+) -> tuple[list[Any], list[Store]]:
     """Empty state for a group: the list to hand to the model, and the same stores without nesting."""
     flat: list[Store] = []
 
     def build(shape: LayerShape) -> Any:
         if isinstance(shape, KVShape):
-            flat.append(KVRows(shape, slots))
+            flat.append(KVRows(shape, slots, kernel))
             return flat[-1]
         if isinstance(shape, ArraysShape):
             flat.append(ArraysRows(shape, slots))
@@ -175,13 +204,14 @@ def _moved(array: mx.array, move: Move) -> mx.array:
 
 
 def _written(base: mx.array, slot: int, place: int, new: mx.array) -> mx.array:
-    """`base` with a row's entries written, `base` itself unchanged.
+    """`base` with a slot that holds a row's entries and nothing else, `base` itself unchanged.
 
     Item assignment on a twin: it donates once `base` is dropped, and is 6 to 20 times faster on CUDA than
     `mx.slice_update` with a start array (which copies the buffer there).
     """
     twin = mx.array(base)
-    twin[slot : slot + 1, :, place : place + new.shape[2]] = new
+    behind = base.shape[2] - place - new.shape[2]
+    twin[slot : slot + 1] = mx.pad(new, [(0, 0), (0, 0), (place, behind), (0, 0)])
     return twin
 
 

@@ -19,13 +19,14 @@ class PlaneView:
         low, high: places that any live query may see, the new ones included.
     """
 
-    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "cursor", "high", "low", "tokens")
+    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "_starts_arrays", "cursor", "high", "low", "tokens")
 
     def __init__(self, plane: Plane, lengths: np.ndarray, live: np.ndarray, tokens: int) -> None:
         self._plane = plane
         self._lengths = lengths
         self._live = live
         self._masks: dict[tuple[int | None, bool], mx.array | str | None] = {}
+        self._starts_arrays: dict[int | None, mx.array] = {}
         self.tokens = tokens
         self.cursor = plane.cursor
         visible = plane.span
@@ -34,6 +35,23 @@ class PlaneView:
         self._starts = plane.cursor - visible
         self.low = int(self._starts[live].min(initial=plane.cursor))
         self.high = plane.cursor + tokens
+
+    @property
+    def ragged(self) -> bool:
+        """One query a row, rows that see different places, and no holes: what a ragged kernel is for."""
+        if self.tokens != 1 or self._plane.positions is not None:
+            return False
+        return bool((self._starts[self._live] != self.low).any())
+
+    def starts(self, window: int | None) -> mx.array:
+        """First place each slot sees, int32 (slots,), under the window of the asking layer."""
+        window = window or self._plane.window
+        if window not in self._starts_arrays:
+            starts = self._starts
+            if window is not None:
+                starts = np.maximum(starts, self.high - window)
+            self._starts_arrays[window] = mx.array(np.maximum(starts, self.low).astype(np.int32))
+        return self._starts_arrays[window]
 
     def mask(self, window: int | None, *, as_array: bool) -> mx.array | str | None:
         """The mask for mlx-lm's attention: None, "causal", or bool (slots, 1, tokens, high - low).

@@ -1,0 +1,73 @@
+"""`mlx-troupe serve`: the OpenAI API over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ...runtime.errors import TroupeError
+from ..flags import add_model, add_settings
+from ..options import SettingsError
+from ..terminal import note, progress_bar
+from .common import FAILURE, INTERRUPTED, OK, Invocation
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+NAME = "serve"
+HELP = "serve the OpenAI API over HTTP, on this machine unless told otherwise"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Describe the command."""
+    add_model(parser)
+    add_settings(parser, ("server", "runtime"))
+
+
+def run(invocation: Invocation) -> int:
+    """Serve until a signal says stop."""
+    from ..server import ForcedStop, reaches_beyond_this_machine, serve
+
+    settings = invocation.settings
+    if reaches_beyond_this_machine(settings.server.host) and not settings.server.insecure:
+        raise SettingsError(
+            f"host {settings.server.host}: other machines could reach it, and requests carry no key; "
+            "add --insecure if that is meant"
+        )
+    bar = progress_bar()
+    service = invocation.open_runtime(settings.runtime, bar)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(settings.server.event_loop)) as runner:
+            runner.run(
+                serve(
+                    service,
+                    settings.server,
+                    drain_timeout_s=settings.runtime.drain_timeout_s,
+                    announce=lambda url: print(f"mlx-troupe is listening on {url}", flush=True),
+                )
+            )
+    except ForcedStop:
+        note("stopped before running requests had ended")
+        return INTERRUPTED
+    except TroupeError:
+        raise
+    except OSError as error:
+        note(f"cannot listen on {settings.server.host}:{settings.server.port}: {error.strerror or error}")
+        return FAILURE
+    finally:
+        if bar is not None:
+            bar.close()
+    return OK
+
+
+def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if name == "asyncio":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        if name == "uvloop":
+            raise SettingsError("event_loop uvloop: it is not installed; pip install 'mlx-troupe[uvloop]'") from None
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]

@@ -1,0 +1,43 @@
+"""Stand-ins for keys, values and masks that a model hands on untouched from its cache to the attention seam."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..mlxlm import solo_attention
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from ..kernels import RaggedAttention
+    from .stores import KVRows
+
+
+class DeferredMask:
+    """Stands for a mask nobody may need; remembers the window the model asked for."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+
+
+class RaggedKV:
+    """Keys and values of rows of different lengths, for a kernel that needs no mask."""
+
+    def __init__(self, store: KVRows, kernel: RaggedAttention) -> None:
+        self._store = store
+        self._kernel = kernel
+
+    def attend(self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        """Attention of (rows, heads, 1, size) queries: by the kernel where it fits, else masked."""
+        store, window = self._store, mask.window if isinstance(mask, DeferredMask) else None
+        plane = store.plane_view
+        shape = store.shape
+        fits = self._kernel.fits(
+            queries.shape[1], shape.heads, shape.key_size, shape.value_size, shape.key_dtype
+        )
+        if fits and sinks is None and shape.value_dtype == shape.key_dtype == queries.dtype:
+            starts = plane.starts(window)
+            return self._kernel(queries, store.keys, store.values, starts, plane.low, plane.high, scale)
+        keys, values = store.arrays_in_view()
+        seen = plane.mask(window, as_array=False)
+        return solo_attention(queries, keys, values, cache=None, scale=scale, mask=seen, sinks=sinks)

@@ -118,6 +118,16 @@ def from_troupe(error: TroupeError, request_id: str) -> ApiError:
     return _api_error(base, error.code, error.message, error.param, retry_after_s, request_id)
 
 
+def as_api_error(error: Exception, request_id: str) -> ApiError:
+    """The answer to anything that was raised; what nobody expected is logged, and the client told only the id."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TroupeError):
+        return from_troupe(error, request_id)
+    logger.error("request %s failed", request_id, exc_info=error)
+    return internal(request_id)
+
+
 def from_failed(event: Failed, request_id: str) -> ApiError:
     """The answer to a choice that ended with an error."""
     return _api_error(event.code, event.code, event.message, event.param, event.retry_after_s, request_id)

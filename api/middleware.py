@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ..runtime.errors import TroupeError
 from .context import CONTEXT
-from .errors import CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, from_troupe, internal, invalid
+from .errors import CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("mlx_troupe.access")
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -95,19 +93,12 @@ async def _answer(request: web.Request, handler: Handler, context: ApiContext) -
 
 
 def _api_error(error: Exception, request: web.Request) -> ApiError:
-    match error:
-        case ApiError():
-            return error
-        case TroupeError():
-            return from_troupe(error, request[REQUEST_ID])
-        case web.HTTPException(status=status):
-            kind = _KINDS.get(status, INVALID if status < 500 else SERVER)
-            code = _CODES.get(status, "http_error")
-            return ApiError(
-                f"{error.reason}: {request.method} {request.path[:200]}", status=status, kind=kind, code=code
-            )
-    logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
-    return internal(request[REQUEST_ID])
+    if not isinstance(error, web.HTTPException):
+        return as_api_error(error, request[REQUEST_ID])
+    status = error.status
+    kind = _KINDS.get(status, INVALID if status < 500 else SERVER)
+    message = f"{error.reason}: {request.method} {request.path[:200]}"
+    return ApiError(message, status=status, kind=kind, code=_CODES.get(status, "http_error"))
 
 
 def _route(request: web.Request) -> str:

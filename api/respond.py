@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from ..runtime.errors import TroupeError
-from .errors import CLIENT_CLOSED_REQUEST, ApiError, from_troupe, internal
+from .errors import CLIENT_CLOSED_REQUEST, as_api_error
 from .middleware import REQUEST_ID, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
-from .streaming import EventStreamWriter, stream_events
+from .streaming import EventStreamWriter, send_whole, stream_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
     Encoder = Callable[[StreamHead, TokenText], ChunkEncoder]
     Answer = Callable[[StreamHead, Sequence[Completion], TokenText], Any]
-
-logger = logging.getLogger(__name__)
 
 
 def new_id(prefix: str) -> str:
@@ -60,7 +56,16 @@ async def respond(
         request[STAGE] = "answer"
         completions = await completions_of(context.service, generations)
     body = answer(head, completions, context.service.token_text)
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    response = web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    try:
+        await send_whole(request, response, context.settings.write_timeout_s, lambda: _mark_unread(request))
+    except ConnectionError:
+        request[STATUS] = CLIENT_CLOSED_REQUEST
+    return response
+
+
+def _mark_unread(request: web.Request) -> None:
+    request[STAGE] = "unread"
 
 
 async def _streamed(
@@ -68,7 +73,10 @@ async def _streamed(
 ) -> web.StreamResponse:
     settings = context.settings
     writer = EventStreamWriter(
-        request, write_timeout_s=settings.write_timeout_s, write_buffer_bytes=settings.write_buffer_bytes
+        request,
+        write_timeout_s=settings.write_timeout_s,
+        write_buffer_bytes=settings.write_buffer_bytes,
+        on_cut=lambda: _mark_unread(request),
     )
     try:
         async with events_of(context.service, generations) as source:
@@ -79,22 +87,12 @@ async def _streamed(
     except Exception as error:
         if not writer.opened:
             raise
-        await writer.fail(encoder.fail(_last_error(error, request)))
+        await writer.fail(encoder.fail(as_api_error(error, request[REQUEST_ID])))
     finally:
-        request[STAGE] = "unread" if writer.timed_out else encoder.stage
+        request.setdefault(STAGE, encoder.stage)
     if encoder.error is not None:
         context.metrics.failed(encoder.error.code)
     return writer.response
-
-
-def _last_error(error: Exception, request: web.Request) -> ApiError:
-    """The error of a stream that broke after its headers were sent."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, TroupeError):
-        return from_troupe(error, request[REQUEST_ID])
-    logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
-    return internal(request[REQUEST_ID])
 
 
 def _head(

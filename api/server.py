@@ -72,6 +72,7 @@ async def listening(service: Service, settings: ServerSettings) -> AsyncIterator
         create_app(service, settings),
         access_log=None,
         handler_cancellation=True,
+        auto_decompress=False,
         keepalive_timeout=settings.idle_timeout_s,
         shutdown_timeout=LAST_ANSWERS_S,
     )

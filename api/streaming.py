@@ -7,8 +7,8 @@ keep-alive is one timer a stream rather than a timeout a wait.
 Invariants:
 - until the headers are out, an error has its own HTTP status; after that, it is an event and the connection closes;
 - a stream is silent for at most `keepalive_interval_s`, whatever the runtime does;
-- a reader that stops reading holds at most one batch beyond `write_buffer_bytes`, for at most `write_timeout_s`; its
-  request is cancelled then, and it costs other streams nothing.
+- a reader that stops reading holds at most one batch beyond `write_buffer_bytes`, for at most twice `write_timeout_s`;
+  its request is cancelled then, and it costs other streams nothing.
 
 Owned by the handler's task, on the event loop's thread.
 """
@@ -35,8 +35,42 @@ HEADERS = {
 }
 
 
-class ClientTooSlow(ConnectionError):
-    """The client read nothing for the write timeout; its connection has been cut."""
+class StallGuard:
+    """Cuts a connection off when its reader takes nothing for `timeout_s` while the block waits for it.
+
+    The handler is cancelled for it, as for any lost connection, or finds the transport closing.
+
+    Args:
+        transport: the connection's.
+        timeout_s: how long nothing may be taken.
+        on_cut: called just before the connection is cut.
+    """
+
+    def __init__(self, transport: asyncio.WriteTransport, timeout_s: float, on_cut: Callable[[], None]) -> None:
+        self._on_cut = on_cut
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._waiting_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> StallGuard:
+        self._waiting_bytes = self._transport.get_write_buffer_size()
+        self._timer = self._loop.call_later(self._timeout_s, self._check)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        waiting_bytes = self._transport.get_write_buffer_size()
+        if waiting_bytes >= self._waiting_bytes:
+            self._on_cut()
+            self._transport.abort()
+            return
+        self._waiting_bytes = waiting_bytes
+        self._timer = self._loop.call_later(self._timeout_s, self._check)
 
 
 class EventStreamWriter:
@@ -45,20 +79,22 @@ class EventStreamWriter:
     Attributes:
         response: what aiohttp knows of it.
         last_write: loop time of the last bytes.
-        timed_out: the connection was cut because the client did not read.
 
     Args:
         request: the request it answers.
         write_timeout_s: longest wait for a reader that does not read.
         write_buffer_bytes: where the socket's buffer counts as full.
+        on_cut: called when the connection is cut for it.
     """
 
-    def __init__(self, request: web.Request, *, write_timeout_s: float, write_buffer_bytes: int) -> None:
+    def __init__(
+        self, request: web.Request, *, write_timeout_s: float, write_buffer_bytes: int, on_cut: Callable[[], None]
+    ) -> None:
         self.response = web.StreamResponse(headers=HEADERS)
         self.last_write = 0.0
-        self.timed_out = False
         self._request = request
         self._loop = asyncio.get_running_loop()
+        self._on_cut = on_cut
         self._write_timeout_s = write_timeout_s
         self._write_buffer_bytes = write_buffer_bytes
         self._framed = request.version >= HttpVersion11
@@ -88,26 +124,21 @@ class EventStreamWriter:
         self.last_write = self._loop.time()
 
     async def write(self, data: bytes) -> None:
-        """Hand bytes to the socket and wait while its buffer is full. Raises ConnectionResetError, ClientTooSlow."""
+        """Hand bytes to the socket and wait while its buffer is full. Raises ConnectionResetError."""
         self.write_now(data)
         if self._protocol.writing_paused:
-            await self.drained()
+            await self._drained()
 
     @property
     def backed_up(self) -> bool:
         """The reader is behind, and the socket's buffer full."""
         return self._protocol.writing_paused
 
-    async def drained(self) -> None:
-        """Wait for room in the socket's buffer; cut the connection when there is none in time."""
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._request.writer.drain()
-        except TimeoutError:
-            self.timed_out = True
-            if self._transport is not None:
-                self._transport.abort()
-            raise ClientTooSlow("the client does not read") from None
+    async def _drained(self) -> None:
+        if self._transport is None:
+            return
+        with StallGuard(self._transport, self._write_timeout_s, self._on_cut):
+            await self._request.writer.drain()
 
     async def close(self) -> None:
         """End the response as it should."""
@@ -119,6 +150,21 @@ class EventStreamWriter:
         with suppress(ConnectionError):
             await self.write(data)
             await self.close()
+
+
+async def send_whole(
+    request: web.Request, response: web.Response, write_timeout_s: float, on_cut: Callable[[], None]
+) -> None:
+    """Send an answer that is not streamed, here rather than in aiohttp, which would wait for its reader for ever.
+
+    Raises ConnectionError when the client is gone.
+    """
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client is gone")
+    await response.prepare(request)
+    with StallGuard(transport, write_timeout_s, on_cut):
+        await response.write_eof()
 
 
 class Heartbeat:
@@ -154,7 +200,7 @@ async def stream_events(
 ) -> None:
     """Send a request's events until its end, an error event included.
 
-    Raises ApiError for an error before the headers are out, ConnectionError when the client is gone or too slow.
+    Raises ApiError for an error before the headers are out, ConnectionError when the client is gone.
     """
     data = await _first_bytes(source, encoder, keepalive_interval_s)
     if encoder.error is not None:

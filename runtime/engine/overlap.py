@@ -37,7 +37,9 @@ class Overlap(NamedTuple):
     reason: str
 
 
-def choose_overlap(setting: str, model: Any, shapes: list[LayerShape] | None, new_batch: Callable[[], Batch]) -> Overlap:
+def choose_overlap(
+    setting: str, model: Any, shapes: list[LayerShape] | None, new_batch: Callable[[], Batch]
+) -> Overlap:
     """Take the setting, or measure when it is "auto".
 
     Args:

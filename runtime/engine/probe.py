@@ -1,4 +1,4 @@
-"""Finds out, at start, which row layout a model's code can take: measured on the model itself, not guessed from its name.
+"""Finds out, at start, which row layout a model's code can take: measured on the model, not guessed from its name.
 
 Three rows of different lengths are decoded for a few steps in the batch and alone; logits must agree. mlx-lm's models
 differ in what they do with a cache (integer offsets, keys touched between cache and attention, masks of their own),

@@ -68,9 +68,7 @@ async def test_content_type_with_charset(client: Client):
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 async def test_content_encoding(client: Client, encoding):
     headers = JSON | {"Content-Encoding": encoding}
-    answer = await client.request("POST", CHAT, data=b"\x1f\x8b", headers=headers)
-    assert answer.status in (400, 415)
-    assert client.service.submitted == []
+    await refused(client, 415, "unsupported_content_encoding", data=b"\x1f\x8b", headers=headers)
 
 
 async def test_a_body_that_never_comes():

@@ -17,14 +17,14 @@ def script(generation):
     return [*(TextDelta(PIECE, (1,)) for _ in range(PIECES)), Finished("length", Usage())]
 
 
-async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(port: int, *, stream: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection with a small receive buffer, and a request on it."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
-    body = json.dumps(HI | {"stream": True}).encode()
+    body = json.dumps(HI | {"stream": stream}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return reader, writer
@@ -40,6 +40,18 @@ async def test_a_reader_that_stops_is_cut_off():
         assert await client.metric('mlx_troupe_http_disconnects_total{stage="unread"}') == 1
         assert await client.metric('mlx_troupe_http_requests_total{route="/v1/chat/completions",status="499"}') == 1
         assert (await client.get("/livez")).status == 200
+        writer.close()
+
+
+async def test_a_reader_that_does_not_take_a_whole_answer_is_cut_off():
+    def long(generation):
+        return [TextDelta("x" * 20_000_000, (1,)), Finished("length", Usage())]
+
+    async with serving(FakeService(long), write_timeout_s=0.2) as client:
+        _, writer = await connect(client.port, stream=False)
+        await client.service.until(lambda: client.service.submitted and not client.service.active)
+        while await client.metric('mlx_troupe_http_disconnects_total{stage="unread"}') == 0:
+            pass
         writer.close()
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from mlx_troupe.runtime.errors import ContextLengthExceeded
 from mlx_troupe.runtime.events import Failed, TextDelta
 
@@ -107,6 +109,10 @@ class Terminal:
         self.seen = self.seen.partition(text)[2]
 
     def interrupt(self) -> None:
+        """Ctrl-C, once the process waits for something: before that, Python's `input` may miss it."""
+        main_thread = psutil.Process(self.process.pid)
+        while main_thread.status() != psutil.STATUS_SLEEPING:
+            pass
         self.process.send_signal(signal.SIGINT)
 
 

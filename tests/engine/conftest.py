@@ -1,4 +1,4 @@
-"""Tiny models, made once a session, and engines over them."""
+"""Tiny models, made once a session, and engines and batches over them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mlx_troupe.runtime.clock import MonotonicClock
+from mlx_troupe.runtime.engine.engine import MlxEngine
+from mlx_troupe.runtime.engine.probe import choose_layout
+from mlx_troupe.runtime.engine_protocol import EngineFacts
 from tests.models.tiny import build_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_troupe.runtime.engine.kv.batch import Batch
+    from mlx_troupe.runtime.engine.probe import Layout
+
 VOCAB = 512
+CLASSES = (16, 64, 256)
+"""Small length classes, so that short rows move between them."""
+PAGE = 8
+TABLE = (
+    "llama qwen3 deepseek_v2 deepseek_v3 gemma3_text gpt_oss qwen3_next qwen3_5 lfm2 mamba2 falcon_h1 mamba llama4 "
+    "gemma3n"
+).split()
+"""The architectures of `models.md`, and gemma3n."""
+LENGTHS = (1, 2, 5, 17, 23, 33, 40, 70, 130)
 
 
 @pytest.fixture(scope="session")
@@ -37,19 +53,56 @@ def solo(tiny_model: Callable[[str], Any]) -> Callable[[str, list[int], int], li
     import mlx.core as mx
     from mlx_lm.generate import generate_step
 
-    known: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+    known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def get(architecture: str, prompt: list[int], count: int) -> list[int]:
-        key = (architecture, tuple(prompt), count)
-        if key not in known:
+        key = (architecture, tuple(prompt))
+        if len(known.get(key, ())) < count:
             step = generate_step(mx.array(prompt), tiny_model(architecture), max_tokens=count)
             known[key] = [int(token) for token, _ in step]
-        return known[key]
+        return known[key][:count]
 
     return get
 
 
-def random_prompts(count: int, *, seed: int = 0, lengths: tuple[int, ...] = (1, 2, 5, 17, 23, 33, 40, 70, 130)) -> list[list[int]]:
+@pytest.fixture(scope="session")
+def layout_of(tiny_model: Callable[[str], Any]) -> Callable[[str], Layout]:
+    """The probed layout by architecture."""
+    known: dict[str, Layout] = {}
+
+    def get(architecture: str) -> Layout:
+        if architecture not in known:
+            known[architecture] = choose_layout(tiny_model(architecture))
+        return known[architecture]
+
+    return get
+
+
+@pytest.fixture
+def new_batch(tiny_model: Callable[[str], Any], layout_of: Callable[[str], Layout]) -> Callable[..., Batch]:
+    """An empty batch of the architecture's layout."""
+
+    def make(architecture: str, classes: tuple[int, ...] = CLASSES) -> Batch:
+        return layout_of(architecture).new_batch(tiny_model(architecture), classes)()
+
+    return make
+
+
+@pytest.fixture
+def new_engine(tiny_model: Callable[[str], Any], layout_of: Callable[[str], Layout]) -> Callable[..., MlxEngine]:
+    """An engine as `build_engine` makes it, without measuring again."""
+
+    def make(
+        architecture: str = "llama", overlap: str = "launch", *, classes: tuple[int, ...] = CLASSES, page: int = PAGE
+    ) -> MlxEngine:
+        model, layout = tiny_model(architecture), layout_of(architecture)
+        facts = EngineFacts(vocab_size=VOCAB, context_length=4096, overlap=overlap, layout=layout.describe())
+        return MlxEngine(model, layout.new_batch(model, classes), facts, page_tokens=page, clock=MonotonicClock())
+
+    return make
+
+
+def random_prompts(count: int, *, seed: int = 7, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     """Prompts of mixed lengths over the tiny vocabulary."""
     rng = random.Random(seed)
     return [[rng.randrange(10, VOCAB - 10) for _ in range(rng.choice(lengths))] for _ in range(count)]

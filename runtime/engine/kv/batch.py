@@ -171,7 +171,7 @@ class RowBatch:
         }
 
     def rewind(self, counts: dict[int, int]) -> None:
-        """See `Batch.rewind`. All or nothing: a ValueError, or an exception of the model, leaves every row as it was."""
+        """See `Batch.rewind`. All or nothing: a ValueError or a fault of the model leaves every row as it was."""
         if not self._recurrent:
             self._rewind_groups(counts)
         elif any(counts.values()):

@@ -170,23 +170,34 @@ class Plane:
     def rewind(self, slots: dict[int, int], lengths: np.ndarray, live: np.ndarray) -> None:
         """Take back the last n tokens of each slot in `slots`. Lengths are those before.
 
-        When every live row gives back m or more, the cursor goes back by m and only the rest becomes holes.
+        The cursor goes back over places that no row has an entry in; what is left over becomes holes.
         """
-        common = min((slots.get(int(s), 0) for s in np.flatnonzero(live)), default=0)
-        rest = {slot: count - common for slot, count in slots.items() if count > common}
-        if rest and self.positions is None:
-            self._open_positions(lengths)
-        if self.positions is not None:
-            self.positions[:, self.cursor - common : self.cursor] = -1
-        self.cursor -= common
-        self.span[live] -= common
-        for slot, count in rest.items():
-            self._make_holes(slot, int(lengths[slot]) - common, count)
+        counts = {slots.get(int(slot), 0) for slot in np.flatnonzero(live)}
+        if self.positions is None and len(counts) == 1:
+            self._step_back(counts.pop(), live)
+        elif any(counts):
+            self._make_holes(slots, lengths)
+            self._step_back(self._unused(max(counts)), live)
 
-    def _make_holes(self, slot: int, length: int, count: int) -> None:
+    def _step_back(self, places: int, live: np.ndarray) -> None:
+        self.cursor -= places
+        self.span[live] = np.maximum(self.span[live] - places, 0)
+
+    def _make_holes(self, slots: dict[int, int], lengths: np.ndarray) -> None:
+        if self.positions is None:
+            self._open_positions(lengths)
         assert self.positions is not None
-        row = self.positions[slot]
-        row[row >= length - count] = -1
+        for slot, count in slots.items():
+            row = self.positions[slot]
+            row[row >= int(lengths[slot]) - count] = -1
+
+    def _unused(self, most: int) -> int:
+        """How many of the last `most` places are holes in every row: after an earlier rewind a row's newest entries
+        may lie further back than the cursor."""
+        assert self.positions is not None
+        newest = self.positions[:, max(0, self.cursor - most) : self.cursor]
+        used = np.flatnonzero((newest >= 0).any(axis=0))
+        return newest.shape[1] - (int(used[-1]) + 1 if len(used) else 0)
 
     def _open_positions(self, lengths: np.ndarray) -> None:
         self.positions = np.full((len(self.span), self.capacity), -1, np.int32)

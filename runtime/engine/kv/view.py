@@ -1,4 +1,4 @@
-"""What one forward pass of a group of rows sees: offsets, write places and masks, each made once and shared by layers."""
+"""What one forward of a group of rows sees: offsets, write places and masks, each made once and shared by layers."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from .device import backend
 from .kv.batch import RowBatch
 from .kv.shapes import LayerShape, UnbatchableCache, learn_shapes
 from .kv.solo import SoloBatch
@@ -45,6 +46,7 @@ class Layout(NamedTuple):
     reason: str
     shapes: list[LayerShape] | None
     kernel: RaggedAttention | None = None
+    compiled: bool = False
 
     def describe(self) -> str:
         """For logs and metrics: "batched" or "row-by-row: reason"."""
@@ -52,10 +54,10 @@ class Layout(NamedTuple):
 
     def new_batch(self, model: Any, classes: tuple[int, ...]) -> Callable[[], Batch]:
         """A factory of empty batches of this layout."""
-        shapes, way, kernel = self.shapes, self.way, self.kernel
+        shapes, way, kernel, compiled = self.shapes, self.way, self.kernel, self.compiled
         if shapes is None or way == "row-by-row":
             return lambda: SoloBatch(model)
-        return lambda: RowBatch(model, shapes, classes, way, kernel)
+        return lambda: RowBatch(model, shapes, classes, way, kernel, compiled=compiled)
 
 
 def choose_layout(model: Any, kernel: RaggedAttention | None = None) -> Layout:
@@ -79,21 +81,30 @@ def choose_layout(model: Any, kernel: RaggedAttention | None = None) -> Layout:
     for way in ways:
         fault = _difference(model, RowBatch(model, shapes, (4, 8, 1 << 30), way), expected)
         if fault is None:
-            return Layout(way, "; ".join(reasons) or "logits agree", shapes, _usable(kernel, model, shapes, expected))
+            usable, compiled = _usable(kernel, model, shapes, expected, way)
+            return Layout(way, "; ".join(reasons) or "logits agree", shapes, usable, compiled)
         reasons.append(f"{way}: {fault}")
     return Layout("row-by-row", "; ".join(reasons), None)
 
 
 def _usable(
-    kernel: RaggedAttention | None, model: Any, shapes: list[LayerShape], expected: list[mx.array]
-) -> RaggedAttention | None:
+    kernel: RaggedAttention | None,
+    model: Any,
+    shapes: list[LayerShape],
+    expected: list[mx.array],
+    way: ClassForward,
+) -> tuple[RaggedAttention | None, bool]:
+    """The kernel, if logits agree with it, and whether they also do in a compiled step."""
     if kernel is None:
-        return None
-    fault = _difference(model, RowBatch(model, shapes, (), kernel=kernel), expected)
-    if fault is not None:
-        logger.info("the ragged attention kernel is not used: %s", fault)
-        return None
-    return kernel
+        return None, False
+    classes = (4, 8, 1 << 30) if way == "split" else ()
+    for compiled in (False, True):
+        batch = RowBatch(model, shapes, classes, way, kernel, compiled=compiled)
+        fault = _difference(model, batch, expected)
+        if fault is not None:
+            logger.info("%s is not used: %s", "a compiled step" if compiled else "the ragged kernel", fault)
+            return (kernel, False) if compiled else (None, False)
+    return kernel, backend() != "cpu"
 
 
 def _difference(model: Any, batch: Batch, expected: list[mx.array]) -> str | None:

@@ -1,10 +1,14 @@
-"""Ragged decode attention for CUDA: split over keys, per-row starts, no mask.
+"""Ragged decode attention for CUDA: one query a row, per-row starts, no mask, and the new entry written in place.
 
-MLX's fused CUDA attention takes no array mask, and its masked path is about four times slower. Here each block takes one
-row, one KV head and one stretch of TILE keys: eight lanes share a key, sixteen keys are in flight a block, all query
-heads of the KV head are served from one load of keys and values, and partial softmaxes are combined by a second kernel
-(the split-K scheme of flash decoding). Nothing that changes from step to step is a template value: each would be
-compiled anew.
+MLX's fused CUDA attention takes no array mask, and its masked path is about four times slower. Here a block takes one
+row, one KV head and one share of the row's places: eight lanes share a key, sixteen keys are in flight, and all query
+heads of the KV head are served from one load. With few rows the places are split over blocks, and a second kernel
+combines their partial softmaxes (flash decoding's split-K).
+
+Writing the new key and value here saves two slice updates a layer and leaves no donation question: the buffer is an
+input, never an output. That is safe because later readers of the buffer are evaluated after this step was submitted,
+on the same stream, and no other block reads the place that is written. Nothing that changes from step to step is a
+template value: each would be compiled anew.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ from typing import Any
 
 import mlx.core as mx
 
-TILE = 256
-LANES = 8
+THREADS = 128
+FULL_DEVICE_BLOCKS = 396
+"""Three blocks on each of an H100's or H200's 132 multiprocessors."""
+LEAST_SHARE = 128
+"""Places below which another split costs more than it brings."""
 
-_SPLIT = r"""
+_ATTEND = r"""
 constexpr int LPK = 8;
 constexpr int EPL = D / LPK;
 constexpr int NG = 16;
@@ -24,33 +31,45 @@ constexpr int NV = EPL / 8;
 __shared__ float sm[NG][G];
 __shared__ float sl[NG][G];
 __shared__ float so[NG][D];
-const int cap = shape[0], tile = shape[1], splits = shape[2], low = shape[3], high = shape[4], kvh = shape[5];
+const int cap = place[0], cursor = place[1], splits = gridDim.x;
 const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, sub = lane / LPK, li = lane % LPK, kg = warp * 4 + sub;
 const int s = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
-const int first = low + s * tile;
-const int begin = starts[b] > first ? starts[b] : first;
-const int end = high < first + tile ? high : first + tile;
-if (begin >= end) return;
+const int start = starts[b];
+const int share = (cursor + 1 - start + splits - 1) / splits;
+const int begin = start + s * share;
+const int end = begin + share < cursor + 1 ? begin + share : cursor + 1;
+const size_t one = (size_t)(b * KVH + h);
+if (begin >= end) {
+  if (SPLIT && threadIdx.x < G) { pl[(one * G + threadIdx.x) * splits + s] = 0.f; }
+  return;
+}
 const float sc = scale[0];
 float qr[G][EPL], acc[G][EPL], m[G], l[G];
 #pragma unroll
 for (int g = 0; g < G; g++) {
   m[g] = -1e30f; l[g] = 0.f;
-  const T* qp = q + ((size_t)(b * kvh + h) * G + g) * D + li * EPL;
+  const T* qp = q + (one * G + g) * D + li * EPL;
   #pragma unroll
   for (int e = 0; e < EPL; e++) { qr[g][e] = static_cast<float>(qp[e]) * sc; acc[g][e] = 0.f; }
 }
-const size_t base = ((size_t)(b * kvh + h)) * cap * D;
 const int iters = (end - begin + NG - 1) / NG;
 for (int it = 0; it < iters; it++) {
   const int j = begin + it * NG + kg;
   const bool ok = j < end;
-  const size_t at = base + (size_t)(ok ? j : begin) * D + li * EPL;
-  const uint4* kp = reinterpret_cast<const uint4*>(k + at);
-  const uint4* vp = reinterpret_cast<const uint4*>(v + at);
+  const bool fresh = ok && j == cursor;
+  const size_t at = (one * cap + (ok ? j : begin)) * D + li * EPL;
+  const size_t now = one * D + li * EPL;
+  const uint4* kp = reinterpret_cast<const uint4*>(fresh ? kn + now : k + at);
+  const uint4* vp = reinterpret_cast<const uint4*>(fresh ? vn + now : v + at);
   uint4 kr[NV], vr[NV];
   #pragma unroll
   for (int n = 0; n < NV; n++) { kr[n] = kp[n]; vr[n] = vp[n]; }
+  if (fresh) {
+    uint4* kw = reinterpret_cast<uint4*>(const_cast<T*>(k) + at);
+    uint4* vw = reinterpret_cast<uint4*>(const_cast<T*>(v) + at);
+    #pragma unroll
+    for (int n = 0; n < NV; n++) { kw[n] = kr[n]; vw[n] = vr[n]; }
+  }
   const T* kf = reinterpret_cast<const T*>(kr);
   const T* vf = reinterpret_cast<const T*>(vr);
   float vv[EPL];
@@ -85,30 +104,32 @@ for (int g = 0; g < G; g++) {
   for (int i = 0; i < NG; i++) top = fmaxf(top, sm[i][g]);
   float total = 0.f;
   for (int i = 0; i < NG; i++) total += __expf(sm[i][g] - top) * sl[i][g];
-  const size_t idx = ((size_t)(b * kvh + h) * G + g) * splits + s;
+  const size_t head = one * G + g;
   for (int d = threadIdx.x; d < D; d += 128) {
     float o = 0.f;
     for (int i = 0; i < NG; i++) o += __expf(sm[i][g] - top) * so[i][d];
-    po[idx * D + d] = o;
+    if (SPLIT) po[(head * splits + s) * D + d] = o;
+    else po[head * D + d] = o / total;
   }
-  if (threadIdx.x == 0) { pm[idx] = top; pl[idx] = total; }
+  if (SPLIT && threadIdx.x == 0) { pm[head * splits + s] = top; pl[head * splits + s] = total; }
 }
 """
 
 _COMBINE = r"""
-const int tile = shape[1], splits = shape[2], low = shape[3], high = shape[4], heads = shape[6];
+const int splits = count[0];
 const int d = threadIdx.x, h = blockIdx.y, b = blockIdx.z;
-const int s0 = (starts[b] > low ? starts[b] - low : 0) / tile, s1 = (high - 1 - low) / tile;
-const size_t base = ((size_t)b * heads + h) * splits;
+const size_t base = ((size_t)b * gridDim.y + h) * splits;
 float top = -1e30f;
-for (int s = s0; s <= s1; s++) top = fmaxf(top, pm[base + s]);
+for (int s = 0; s < splits; s++) if (pl[base + s] > 0.f) top = fmaxf(top, pm[base + s]);
 float o = 0.f, total = 0.f;
-for (int s = s0; s <= s1; s++) {
-  const float w = __expf(pm[base + s] - top);
-  o += w * po[(base + s) * D + d];
-  total += w * pl[base + s];
+for (int s = 0; s < splits; s++) {
+  if (pl[base + s] > 0.f) {
+    const float w = __expf(pm[base + s] - top);
+    o += w * po[(base + s) * D + d];
+    total += w * pl[base + s];
+  }
 }
-out[((size_t)b * heads + h) * D + d] = static_cast<T>(o / total);
+out[((size_t)b * gridDim.y + h) * D + d] = static_cast<T>(o / total);
 """
 
 
@@ -117,60 +138,79 @@ class CudaRaggedAttention:
 
     def __init__(self) -> None:
         kernel: Any = mx.fast.cuda_kernel
-        self._split = kernel(
-            name="ragged_split",
-            input_names=["q", "k", "v", "starts", "shape", "scale"],
-            output_names=["po", "pm", "pl"],
-            source=_SPLIT,
+        inputs = ["q", "k", "v", "kn", "vn", "starts", "place", "scale"]
+        self._attend = kernel(
+            name="ragged_attend", input_names=inputs, output_names=["po", "pm", "pl"], source=_ATTEND
+        )
+        self._whole = kernel(
+            name="ragged_attend_whole",
+            input_names=inputs,
+            output_names=["po"],
+            source=_ATTEND.replace("pl[", "unused[").replace("pm[", "unused["),
+            header="static __device__ float unused[1];",
         )
         self._combine = kernel(
-            name="ragged_combine",
-            input_names=["po", "pm", "pl", "starts", "shape"],
-            output_names=["out"],
-            source=_COMBINE,
+            name="ragged_combine", input_names=["po", "pm", "pl", "count"], output_names=["out"], source=_COMBINE
         )
         self._scales: dict[float, mx.array] = {}
-        self._shapes: dict[tuple[int, ...], mx.array] = {}
+        self._counts: dict[int, mx.array] = {}
 
     def fits(self, heads: int, kv_heads: int, head_dim: int, value_dim: int, dtype: mx.Dtype) -> bool:
         """16-bit, head size 64, 128 or 256 shared by values, up to 8 query heads a KV head."""
         sizes = head_dim == value_dim and head_dim in (64, 128, 256)
         return sizes and dtype in (mx.bfloat16, mx.float16) and heads // kv_heads <= 8
 
+    def splits(self, rows: int, kv_heads: int, longest: int) -> int:
+        """Blocks that share a row and KV head: enough to fill the device, each with some places to read."""
+        wanted = -(-FULL_DEVICE_BLOCKS // (rows * kv_heads))
+        return 1 if wanted <= 2 else max(1, min(wanted, longest // LEAST_SHARE))
+
     def __call__(
-        self, queries: mx.array, keys: mx.array, values: mx.array, starts: mx.array, low: int, high: int, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        new_keys: mx.array,
+        new_values: mx.array,
+        starts: mx.array,
+        place: mx.array,
+        splits: int,
+        scale: float,
     ) -> mx.array:
         """See `RaggedAttention.__call__`."""
         rows, heads, _, dim = queries.shape
-        kv_heads, capacity = keys.shape[1], keys.shape[2]
-        splits = -(-(high - low) // TILE)
-        shape = self._array(self._shapes, (capacity, TILE, splits, low, high, kv_heads, heads), mx.int32)
+        kv_heads = keys.shape[1]
         factor = self._scales.get(scale)
         if factor is None:
             factor = self._scales[scale] = mx.array([scale], dtype=mx.float32)
-        template = [("T", queries.dtype), ("D", dim), ("G", heads // kv_heads)]
-        partial = self._split(
-            inputs=[queries, keys, values, starts, shape, factor],
-            template=template,
-            grid=(splits * 128, kv_heads, rows),
-            threadgroup=(128, 1, 1),
+        call: dict[str, Any] = {
+            "inputs": [queries, keys, values, new_keys, new_values, starts, place, factor],
+            "grid": (splits * THREADS, kv_heads, rows),
+            "threadgroup": (THREADS, 1, 1),
+        }
+        template = [("T", queries.dtype), ("D", dim), ("G", heads // kv_heads), ("KVH", kv_heads)]
+        if splits == 1:
+            out: mx.array = self._whole(
+                **call,
+                template=[*template, ("SPLIT", False)],
+                output_shapes=[(rows, heads, 1, dim)],
+                output_dtypes=[queries.dtype],
+            )[0]
+            return out
+        partial = self._attend(
+            **call,
+            template=[*template, ("SPLIT", True)],
             output_shapes=[(rows, heads, splits, dim), (rows, heads, splits), (rows, heads, splits)],
             output_dtypes=[mx.float32, mx.float32, mx.float32],
         )
-        out: mx.array = self._combine(
-            inputs=[*partial, starts, shape],
+        if splits not in self._counts:
+            self._counts[splits] = mx.array([splits], dtype=mx.int32)
+        combined: mx.array = self._combine(
+            inputs=[*partial, self._counts[splits]],
             template=template[:2],
             grid=(dim, heads, rows),
             threadgroup=(dim, 1, 1),
             output_shapes=[(rows, heads, 1, dim)],
             output_dtypes=[queries.dtype],
         )[0]
-        return out
-
-    @staticmethod
-    def _array(known: dict[tuple[int, ...], mx.array], key: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """The same array for all layers of a step."""
-        if key not in known:
-            known.clear()
-            known[key] = mx.array(key, dtype=dtype)
-        return known[key]
+        return combined

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import mlx.core as mx
 
+from .compiled import CompiledStep
 from .group import RowGroup
 from .shapes import ArraysShape, LayerShape, leaves
 from .split import SplitLayers
@@ -79,6 +80,7 @@ class RowBatch:
         classes: upper bounds of the length classes, in tokens; longer rows share the last.
         class_forward: how several classes share a step.
         kernel: attends over ragged rows where it fits; None masks.
+        compiled: one-token steps are compiled where every layer takes the kernel.
     """
 
     def __init__(
@@ -88,10 +90,13 @@ class RowBatch:
         classes: tuple[int, ...],
         class_forward: ClassForward = "split",
         kernel: RaggedAttention | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self._model = model
         self._shapes = shapes
         self._kernel = kernel
+        self._compiled = CompiledStep(model) if compiled and kernel is not None and class_forward == "split" else None
         self._bounds = sorted(classes) or [1 << 62]
         self._class_forward: ClassForward = class_forward
         self._groups: dict[int, RowGroup] = {}
@@ -148,6 +153,10 @@ class RowBatch:
 
     def _run(self, groups: list[RowGroup], tokens: mx.array) -> mx.array:
         count = tokens.shape[1]
+        if self._compiled is not None and count == 1 and self._compiled.takes(groups):
+            logits = self._compiled.run(groups, tokens)
+            if logits is not None:
+                return logits
         if len(groups) == 1:
             groups[0].begin(count)
             return self._model(tokens, cache=groups[0].layers)

@@ -92,6 +92,9 @@ class SplitLayers:
     def begin(self, tokens: int) -> None:
         """Prepare a forward of `tokens` tokens a row in every group."""
         views = [group.begin(tokens) for group in self.groups]
-        offset = mx.concatenate([view.offset for view in views])
+        self.set_offset(mx.concatenate([view.offset for view in views]))
+
+    def set_offset(self, offset: mx.array) -> None:
+        """Positions of the next tokens, int32 (places,)."""
         for layer in self.layers:
             layer.offset = offset

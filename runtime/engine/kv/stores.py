@@ -49,6 +49,7 @@ class KVRows:
         self.keys = mx.zeros((slots, shape.heads, 0, shape.key_size), shape.key_dtype)
         self.values = mx.zeros((slots, shape.value_heads, 0, shape.value_size), shape.value_dtype)
         self.view: GroupView | None = None
+        self._deferred: RaggedKV | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -63,17 +64,24 @@ class KVRows:
         return self.view.plane(self.shape.window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write (slots, heads, tokens, size) at the cursor; returns all that live queries may see."""
+        """Take in (slots, heads, tokens, size) at the cursor; returns all that live queries may see, or a stand-in."""
+        if self._defers:
+            assert self.kernel is not None
+            self._deferred = RaggedKV(self, self.kernel, keys, values)
+        else:
+            self.write(keys, values)
+        return self.keys_and_values()
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        """Write (slots, heads, tokens, size) at the cursor."""
         plane = self.plane_view
         self.keys[:, :, plane.cursor : plane.high] = keys
         self.values[:, :, plane.cursor : plane.high] = values
-        return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """What live queries of this forward may see, or a stand-in for it; also for layers that borrow this one's."""
+        """What `update_and_fetch` returned; also for layers that borrow this one's."""
         if self._defers:
-            deferred = RaggedKV(self, self.kernel)  # type: ignore[arg-type]  # _defers means there is one
-            return deferred, deferred
+            return self._deferred, self._deferred
         return self.arrays_in_view()
 
     def arrays_in_view(self) -> KVPair:
@@ -89,7 +97,7 @@ class KVRows:
 
     @property
     def _defers(self) -> bool:
-        return self.kernel is not None and self.plane_view.ragged
+        return self.kernel is not None and self.plane_view.takes_kernel
 
     def moved(self, move: Move) -> KVPair:
         """The arrays after a repack."""

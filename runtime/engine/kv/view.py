@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from .deferred import MaskedFallback
+
 if TYPE_CHECKING:
+    from ..kernels import RaggedAttention
     from .plane import Plane
 
 
@@ -19,7 +22,7 @@ class PlaneView:
         low, high: places that any live query may see, the new ones included.
     """
 
-    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "_starts_arrays", "cursor", "high", "low", "tokens")
+    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "_starts_arrays", "_place", "cursor", "high", "low", "tokens", "traced")
 
     def __init__(self, plane: Plane, lengths: np.ndarray, live: np.ndarray, tokens: int) -> None:
         self._plane = plane
@@ -27,6 +30,8 @@ class PlaneView:
         self._live = live
         self._masks: dict[tuple[int | None, bool], mx.array | str | None] = {}
         self._starts_arrays: dict[int | None, mx.array] = {}
+        self._place: mx.array | None = None
+        self.traced = False
         self.tokens = tokens
         self.cursor = plane.cursor
         visible = plane.span
@@ -37,16 +42,33 @@ class PlaneView:
         self.high = plane.cursor + tokens
 
     @property
-    def ragged(self) -> bool:
-        """One query a row, rows that see different places, and no holes: what a ragged kernel is for."""
-        if self.tokens != 1 or self._plane.positions is not None:
-            return False
-        return bool((self._starts[self._live] != self.low).any())
+    def takes_kernel(self) -> bool:
+        """One query a row and no holes: what a ragged kernel is for (even rows too: it writes their entries itself)."""
+        return self.tokens == 1 and self._plane.positions is None
+
+    @property
+    def place(self) -> mx.array:
+        """Capacity and cursor, int32 (2,), for the kernel."""
+        if self._place is None:
+            self._place = mx.array([self._plane.capacity, self.cursor], dtype=mx.int32)
+        return self._place
+
+    def splits(self, kernel: RaggedAttention, kv_heads: int) -> int:
+        """How the kernel shares out a row here. From the capacity, so that it seldom changes."""
+        return kernel.splits(len(self._starts), kv_heads, self._plane.capacity)
+
+    def trace(self, starts: mx.array, place: mx.array) -> None:
+        """Stand in for this view while a step is traced: its arrays are the traced ones from now on."""
+        self.traced = True
+        self._starts_arrays = {self._plane.window: starts}
+        self._place = place
 
     def starts(self, window: int | None) -> mx.array:
         """First place each slot sees, int32 (slots,), under the window of the asking layer."""
         window = window or self._plane.window
         if window not in self._starts_arrays:
+            if self.traced:
+                raise MaskedFallback(f"a layer asks for a window of {window}, its cache has {self._plane.window}")
             starts = self._starts
             if window is not None:
                 starts = np.maximum(starts, self.high - window)
@@ -108,6 +130,10 @@ class GroupView:
         self.offsets = lengths
         self.offset = mx.array(lengths.astype(np.int32))
         self._planes = {window: PlaneView(plane, lengths, live, tokens) for window, plane in planes.items()}
+
+    def planes(self) -> list[PlaneView]:
+        """All of them, in an order that stays."""
+        return list(self._planes.values())
 
     def plane(self, window: int | None) -> PlaneView:
         """The view of the plane with this window."""

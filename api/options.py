@@ -6,6 +6,7 @@ A value is read the same way whether it comes from a flag, the environment or a 
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 import typing
@@ -27,7 +28,7 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 }
 _METAVARS: dict[object, str] = {int: "N", float: "X", str: "TEXT"}
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
-_ENTRY = re.compile(r"^ {8}(\w+): (.+?)(?=^ {8}\w+: |\Z)", re.MULTILINE | re.DOTALL)
+_ENTRY = re.compile(r"^ {4}(\w+): (.+?)(?=^ {4}\w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
 class SettingsError(Exception):
@@ -151,5 +152,5 @@ def _without_none(kind: object) -> tuple[object, bool]:
 
 def _helps(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The Attributes section of a docstring, an entry a field."""
-    _, _, attributes = (struct.__doc__ or "").partition("Attributes:")
+    _, _, attributes = inspect.cleandoc(struct.__doc__ or "").partition("Attributes:")
     return {name: " ".join(text.split()) for name, text in _ENTRY.findall(attributes + "\n")}

@@ -23,7 +23,6 @@ import numpy as np
 
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
 from ..messages.executor import NO_PAGE
-from ..messages.executor import NO_PAGE
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .flight import Flight
@@ -352,9 +351,7 @@ class MlxEngine:
         """See `Engine.sample_memory`."""
         if clear_pool:
             mx.clear_cache()
-        return MemorySample(
-            mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now()
-        )
+        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now())
 
     def close(self) -> None:
         """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""

@@ -120,3 +120,8 @@ def random_prompts(count: int, *, seed: int = 7, lengths: tuple[int, ...] = LENG
     """Prompts of mixed lengths over the tiny vocabulary."""
     rng = random.Random(seed)
     return [[rng.randrange(10, VOCAB - 10) for _ in range(rng.choice(lengths))] for _ in range(count)]
+
+
+def prompt_of(length: int, *, seed: int | None = None) -> list[int]:
+    """A prompt of so many tokens."""
+    return random_prompts(1, seed=length if seed is None else seed, lengths=(length,))[0]

@@ -141,6 +141,8 @@ class MlxEngine:
             allowed, order = self._constrain(logits, order, plan, emit)
             if not any(row is not None for row in order):
                 return
+        elif self._sampler.waits(order):
+            self._commit(emit)  # the draw will wait for this forward; what is known goes out before
         sampled = self._sampler.sample(logits, order, allowed=allowed)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
         flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())

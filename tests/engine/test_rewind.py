@@ -96,7 +96,7 @@ def test_a_window_layer_refuses_to_go_back_further_than_it_holds(architecture, n
         for _ in range(40):
             rows.batch.rewind({1: 4})
     taken = length - rows.batch.length(1)
-    assert taken >= 16
+    assert taken >= 8, "what was decoded since the join can be taken back"
     for token in (rows.prompts[1] + rows.outputs[1])[length - taken : length]:
         rows.feed({1: token})
     rows.step(20)

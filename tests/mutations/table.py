@@ -233,7 +233,7 @@ MUTATIONS = (
     Mutation(
         "rewind: chunked caches are trimmed",
         SOLO,
-        "    return cache.start_position <= length // cache.chunk_size * cache.chunk_size\n",
+        "    return bool(cache.start_position <= length // cache.chunk_size * cache.chunk_size)\n",
         "    return True\n",
         "engine/test_rewind.py::test_chunked_caches_go_back_as_far_as_they_hold",
     ),

@@ -70,20 +70,26 @@ class PrefixTree(TieredPages):
         self._checkpoint_bytes = checkpoint_bytes
         self._width = page_tokens * KEY_BYTES
 
-    def match(self, row: int, tokens: Sequence[int], limit: int, namespace: str = "") -> PrefixMatch:
-        """Lease to `row` the longest stored prefix of `tokens`, at most `limit` tokens; replaces its former lease."""
+    def match(
+        self, row: int, tokens: Sequence[int], limit: int, namespace: str = "", *, ram_only: bool = False
+    ) -> PrefixMatch:
+        """Lease to `row` the longest stored prefix of `tokens`, at most `limit` tokens; replaces its former lease.
+
+        With `ram_only`, as if there were no disk.
+        """
         self.unlease(row)
         root = self._roots.get(namespace)
         if root is None:
             return PrefixMatch()
         key = token_key(tokens[:limit])
-        path = walk(root, key, self._width)
+        path = walk(root, key, self._width, ram_only=ram_only)
         covered = common = path[-1].end if path else 0
         if self.checkpoints:
-            path = deepest_checkpoint(root, path, key, self._width)
+            path = deepest_checkpoint(root, path, key, self._width, ram_only=ram_only)
             common = path[-1].end if path else 0
         else:
-            page, more = longest_slice(path[-1] if path else root, key[covered * KEY_BYTES :])
+            node = path[-1] if path else root
+            page, more = longest_slice(node, key[covered * KEY_BYTES :], ram_only=ram_only)
             if page is not None:
                 path.append(page)
                 common += more // KEY_BYTES

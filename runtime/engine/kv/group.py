@@ -13,7 +13,8 @@ import numpy as np
 
 from .plane import Plane
 from .shapes import KVShape, LayerShape, leaves
-from .staged import leaf_caches, newest
+from .pages import copied, leaf_caches
+from .staged import newest
 from .stores import ArraysRows, KVRows, build_layers
 from .view import GroupView
 
@@ -145,7 +146,12 @@ class RowGroup:
             raise ValueError(f"row {row} has {self.lengths[slot]} tokens, not {high}")
         self._close_holes()
         shift = self.planes[None].cursor - int(self.lengths[slot])
-        return [store.row(slot, low + shift, high + shift) for store in self.stores if isinstance(store, KVRows)]
+        return [
+            (copied(part[0]), copied(part[1]))
+            for store in self.stores
+            if isinstance(store, KVRows)
+            for part in [store.view_of(slot, low + shift, high + shift)]
+        ]
 
     # --- the forward --------------------------------------------------------------------------------------------
 

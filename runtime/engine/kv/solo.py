@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ..mlxlm import ChunkedKVCache
-from .staged import StagedRow, leaf_caches
+from .pages import leaf_caches
+from .staged import StagedRow
 
 if TYPE_CHECKING:
-    from .staged import Page
+    from .pages import StoredPage
 
 
 class SoloBatch:
@@ -93,9 +94,9 @@ class SoloBatch:
         """See `Batch.length`."""
         return self._rows[row].length
 
-    def export(self, row: int, index: int, page_tokens: int) -> Page:
+    def export(self, row: int, low: int, high: int) -> StoredPage:
         """See `Batch.export`."""
-        return self._rows[row].page(index, page_tokens)
+        return self._rows[row].cut(low, high)
 
     def arrays(self) -> list[mx.array]:
         """See `Batch.arrays`."""

@@ -100,6 +100,7 @@ class CacheStoreCore:
             self.restore.begin(message, cold)
         else:
             self.to_prefill.append(Matched(message.row, found.pages, found.tokens, found.branch))
+        self._collect()
 
     def store(self, message: Store) -> None:
         """Keep a row's new pieces, as far as there is room; the engine frees the others."""
@@ -107,7 +108,7 @@ class CacheStoreCore:
         self._stores.add(self._store)
         kept = self.tree.insert(message.tokens, message.ends, message.checkpoints, message.namespace)
         self._counts["stored_pages"] += len(kept)
-        self._drop()
+        self._collect()
         ids = dict(kept)
         pages = tuple([(end, ids.get(end, NO_PAGE)) for end in message.ends])
         self.to_executor.append(AdoptPages(message.row, pages, self._store))
@@ -126,10 +127,12 @@ class CacheStoreCore:
     def lost(self, pages: tuple[int, ...]) -> None:
         """Forget pages that the engine does not have, and those that only make sense behind them."""
         self.lost_pages += self.tree.forget(pages)
+        self._collect()
 
     def reclaim(self, wanted_bytes: int) -> None:
         """Free pages that nobody leases, least recently used first, until so many bytes are free."""
         self.tree.evict(wanted_bytes)
+        self._collect()
 
     def _count(self, message: Match, found: PrefixMatch, *, from_disk: bool) -> None:
         counts, before = self._counts, message.before
@@ -153,22 +156,27 @@ class CacheStoreCore:
             self.to_disk.append(DeletePages(tuple(strangers)))
         self.tree.make_disk_room(0)
         self.spill.open = True
+        self._collect()
 
     def page_read(self, message: PageRead) -> None:
         """A page's bytes, on their way to disk."""
         self.spill.read(message)
+        self._collect()
 
     def page_written(self, message: PageWritten) -> None:
         """A page is on disk, or is not."""
         self.spill.written(message)
+        self._collect()
 
     def page_fetched(self, message: PageFetched) -> None:
         """A page's bytes from disk."""
         self.restore.fetched(message)
+        self._collect()
 
     def page_loaded(self, message: PageLoaded) -> None:
         """A page from disk is in RAM, or is not."""
         self.restore.loaded(message)
+        self._collect()
 
     def last_uses(self) -> TouchPages:
         """What the disk should remember of the order of use."""
@@ -179,30 +187,28 @@ class CacheStoreCore:
     def settle(self) -> None:
         """Answer rows that need not wait any longer, go on with the disk, and say whether stores pile up."""
         for match in self.restore.take_done():
-            found = self.tree.match(
-                match.row, match.tokens, len(match.tokens) - 1, match.namespace, ram_only=True
-            )
+            found = self.tree.match(match.row, match.tokens, len(match.tokens) - 1, match.namespace, ram_only=True)
             self.to_prefill.append(Matched(match.row, found.pages, found.tokens, found.branch))
         self.spill.pump()
-        for part in (self.spill, self.restore):
-            self._drop()  # what made room goes first
-            self.to_executor += part.to_executor
-            self.to_disk += part.to_disk
-            part.to_executor.clear()
-            part.to_disk.clear()
+        self._collect()
         full = len(self._stores) >= self._max_stores
         if full != self._full:
             self._full = full
             self.to_prefill.append(StorePressure(full))
 
-    def _drop(self) -> None:
-        """Tell the engine and the disk what has gone."""
+    def _collect(self) -> None:
+        """Orders of the turn so far, what has gone before what takes its place."""
         if self.tree.dropped:
             self.to_executor.append(DropPages(tuple(self.tree.dropped)))
             self.tree.dropped.clear()
         if self.tree.deleted:
             self.to_disk.append(DeletePages(tuple(self.tree.deleted)))
             self.tree.deleted.clear()
+        for part in (self.spill, self.restore):
+            self.to_executor += part.to_executor
+            self.to_disk += part.to_disk
+            part.to_executor.clear()
+            part.to_disk.clear()
 
     @property
     def idle(self) -> bool:

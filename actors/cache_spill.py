@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from ..runtime.messages.cache_disk import CacheDiskMessage, DeletePages, WritePage
 from ..runtime.messages.executor import ReadPage
 
@@ -152,8 +154,9 @@ class Spill:
             self._finish(page)
             self.dropped += 1
             return
-        self._state = message.blob.layout.state is not None and page.ram_state
-        self.to_disk.append(WritePage(page.page_id, page.record(message.blob.nbytes), message.blob))
+        self._state = message.blob.layout.state is not None
+        record = msgspec.structs.replace(page.record(message.blob.nbytes), state=self._state)
+        self.to_disk.append(WritePage(page.page_id, record, message.blob))
 
     def written(self, message: PageWritten) -> None:
         """The page is on disk, or is not."""

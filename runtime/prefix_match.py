@@ -37,9 +37,7 @@ def longest_slice(node: Page, rest: bytes, *, ram_only: bool = False) -> tuple[P
     return best, best_common
 
 
-def deepest_checkpoint(
-    root: Page, path: list[Page], key: bytes, width: int, *, ram_only: bool = False
-) -> list[Page]:
+def deepest_checkpoint(root: Page, path: list[Page], key: bytes, width: int, *, ram_only: bool = False) -> list[Page]:
     """The part of `path`, or a tail beside it, that ends at the deepest checkpoint; [] when there is none."""
     for count in range(len(path), -1, -1):
         node = path[count - 1] if count else root

@@ -49,9 +49,7 @@ class DiskTier:
         about: a line for people: the model's name.
     """
 
-    def __init__(
-        self, top: Path, root: str, budget_bytes: int, *, about: str = "", faults: Faults = NO_FAULTS
-    ) -> None:
+    def __init__(self, top: Path, root: str, budget_bytes: int, *, about: str = "", faults: Faults = NO_FAULTS) -> None:
         self.folder = top / root[:32]
         self._top = top
         self._root = root

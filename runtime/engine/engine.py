@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ..constraint import Constraint
     from ..engine_protocol import EngineFacts, StepMessage
     from ..messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
-    from .kv.batch import Batch
     from ..page_blob import PageBlob
+    from .kv.batch import Batch
     from .kv.pages import PageForm
 
     Emit = Callable[[StepMessage], None]
@@ -349,9 +349,7 @@ class MlxEngine:
         """See `Engine.sample_memory`."""
         if clear_pool:
             mx.clear_cache()
-        return MemorySample(
-            mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now()
-        )
+        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now())
 
     def close(self) -> None:
         """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from .kv.shapes import KVShape, leaves
 from .kv.pages import leaf_caches
+from .kv.shapes import KVShape, leaves
 from .kv.staged import StagedRow
 from .mlxlm import KVCache
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from .pages import copied, leaf_caches
 from .plane import Plane
 from .shapes import KVShape, LayerShape, leaves
-from .pages import copied, leaf_caches
 from .staged import newest
 from .stores import ArraysRows, KVRows, build_layers
 from .view import GroupView
@@ -303,5 +303,3 @@ class RowGroup:
                     assert store.keys.shape[2] == store.values.shape[2] == plane.capacity, "buffer size"
         for store in self.stores:
             assert all(array.shape[0] == len(self.rows) for array in store.arrays()), "slots of a buffer"
-
-

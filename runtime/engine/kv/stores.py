@@ -147,9 +147,7 @@ class ArraysRows(_RecurrentCache):
     def __init__(self, shape: ArraysShape, slots: int) -> None:
         super().__init__(len(shape.entries))
         self.shape = shape
-        self.cache = [
-            None if entry is None else mx.zeros((slots, *entry[0]), entry[1]) for entry in shape.entries
-        ]
+        self.cache = [None if entry is None else mx.zeros((slots, *entry[0]), entry[1]) for entry in shape.entries]
 
     def joined(self, slot: int, states: list[mx.array | None]) -> list[mx.array | None]:
         """The arrays with one row's states (1, ...) written to `slot`; a missing state is zeros."""

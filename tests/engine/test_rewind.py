@@ -14,8 +14,8 @@ from .conftest import CLASSES, TABLE, random_prompts
 from .rows import Rows
 from .steps import staged_row
 
-TOKENS = 24
-PROMPTS = random_prompts(16)[:7]
+TOKENS = 18
+PROMPTS = random_prompts(16)[:6]
 KV_ONLY = ["llama", "deepseek_v2", "deepseek_v3", "gemma3_text", "gpt_oss", "gemma3n"]
 RECURRENT = ["qwen3_next", "lfm2", "mamba", "falcon_h1"]
 ROW_BY_ROW = ["llama", "gemma3_text", "qwen3_next", "mamba2"]
@@ -53,17 +53,17 @@ def test_speculation_row_by_row(architecture, tiny_model, solo) -> None:
 
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss", "gemma3n"])
 def test_holes_far_beyond_a_windows_slack(architecture, new_batch, tiny_model, solo) -> None:
-    """150 blocks of 4 tokens, 3 of them wrong for all rows but one: many times the places a window layer has."""
+    """60 blocks of 4 tokens, 3 of them wrong for all rows but one: many times the places a window layer has."""
     expect = {}
     rows = Rows(tiny_model(architecture), new_batch(architecture, ()), lambda p, n: solo(architecture, p, n))
     for row, length in enumerate((5, 40, 33)):
         rows.join(row, random_prompts(1, seed=row, lengths=(length,))[0])
-    for turn in range(150):
+    for turn in range(60):
         right = {row: 3 if row == turn % 3 else 0 for row in rows.alive}
         rows.verify(right)
         rows.batch.check_integrity()
     rows.check(expect or None)
-    assert min(len(said) for said in rows.outputs.values()) > 250
+    assert min(len(said) for said in rows.outputs.values()) > 90
 
 
 @pytest.mark.parametrize("architecture", KV_ONLY)

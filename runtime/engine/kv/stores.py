@@ -205,10 +205,8 @@ def _moved(array: mx.array, move: Move) -> mx.array:
     out = mx.zeros((slots, heads, move.capacity, size), array.dtype)
     if move.count == 0:
         return out
-    if move.gather is None:
-        part = array[:, :, move.source : move.source + move.count]
-    else:
-        part = _gathered(array, move.gather)
+    straight = array[:, :, move.source : move.source + move.count]
+    part = straight if move.gather is None else _gathered(array, move.gather)
     out[:, :, move.target : move.target + move.count] = part
     return out
 

@@ -69,6 +69,21 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
                 core.adopted(message.store)
             case PagesLost():
                 core.lost(message.pages)
+            case PageRead() | PageWritten() | PageFetched() | PageLoaded() | DiskOpened():
+                self._disk_news(message)
+            case Reclaim():
+                core.reclaim(message.bytes)
+            case Flush():
+                core.spill.flush()
+                self._flushes.append(message.reply)
+            case Tick():
+                pass  # deadlines are looked at each turn
+            case _:
+                assert_never(message)
+
+    def _disk_news(self, message: PageRead | PageWritten | PageFetched | PageLoaded | DiskOpened) -> None:
+        core = self.core
+        match message:
             case PageRead():
                 core.page_read(message)
             case PageWritten():
@@ -79,13 +94,6 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
                 core.page_loaded(message)
             case DiskOpened():
                 core.disk_opened(message)
-            case Reclaim():
-                core.reclaim(message.bytes)
-            case Flush():
-                core.spill.flush()
-                self._flushes.append(message.reply)
-            case Tick():
-                pass  # deadlines are looked at each turn
             case _:
                 assert_never(message)
 

@@ -61,8 +61,8 @@ def leave(request: Request, page_tokens: int) -> tuple[LeaveRow, Store | None]:
     """How a row leaves, and what to tell the cache-store of the pages it leaves behind.
 
     These are the pieces that prefill has not stored: whole pages, and the rest as a tail. Their tokens are known: of a
-    row that leaves while its last token is in flight, all but that one; of a row that has ended, all but the last, whose
-    KV not every row has. A row whose output the next turn's template drops leaves none.
+    row that leaves while its last token is in flight, all but that one; of a row that has ended, all but the last,
+    whose KV not every row has. A row whose output the next turn's template drops leaves none.
 
     Args:
         request: the row.

@@ -74,5 +74,5 @@ def keep_plan(rules: KeepRules, target: int, turn_start: int | None, branch: int
     if not rules.checkpoints:
         return KeepPlan((), tuple(sorted(ends)))
     every = page * rules.spacing_pages
-    points = {end for end in ends if end % every == 0 or end == branch or end == last}
+    points = {end for end in ends if end % every == 0 or end in (branch, last)}
     return KeepPlan(tuple(sorted(cuts)), tuple(sorted(ends)), frozenset(points))

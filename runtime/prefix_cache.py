@@ -1,4 +1,4 @@
-"""What the facade needs of the prefix cache: the root of its keys, its disk, whose prefixes a request shares, warm-up."""
+"""What the facade needs of the prefix cache: the root of its keys, its folder, namespaces, and warm-up."""
 
 from __future__ import annotations
 

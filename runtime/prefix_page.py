@@ -27,7 +27,7 @@ class PageRecord(msgspec.Struct, frozen=True):
         namespace: whose prefixes these are.
         key: its tokens, as int32 bytes.
         state: whether a checkpoint is in it.
-        bytes: size of its file.
+        file_bytes: size of its file.
         used: higher is more recent.
     """
 
@@ -36,7 +36,7 @@ class PageRecord(msgspec.Struct, frozen=True):
     namespace: str
     key: bytes
     state: bool
-    bytes: int
+    file_bytes: int
     used: int
 
 
@@ -80,8 +80,8 @@ class Page:
         self.key = key
         self.parent = parent
         self.namespace = namespace
-        self.chain = root_chain(namespace) if parent is None else child_chain(parent.chain, key)
-        self.end = (0 if parent is None else parent.end) + len(key) // KEY_BYTES
+        self.chain: bytes = root_chain(namespace) if parent is None else child_chain(parent.chain, key)
+        self.end: int = (0 if parent is None else parent.end) + len(key) // KEY_BYTES
         self.children: dict[bytes, Page] = {}
         self.by_first: dict[bytes, dict[int, Page]] = {}
         self.leases = 0
@@ -129,10 +129,10 @@ class Page:
             node = node.parent
         return out[::-1]
 
-    def record(self, bytes_: int) -> PageRecord:
+    def record(self, file_bytes: int) -> PageRecord:
         """As the disk's index holds it."""
         assert self.parent is not None
-        return PageRecord(self.chain, self.parent.chain, self.namespace, self.key, self.ram_state, bytes_, self.used)
+        return PageRecord(self.chain, self.parent.chain, self.namespace, self.key, self.ram_state, file_bytes, self.used)
 
 
 class TierOrder:
@@ -169,7 +169,8 @@ class TierOrder:
 
     def oldest(self, count: int) -> list[Page]:
         """Pages that go next; they stay."""
-        return [self._pages[entry[1]] for entry in heapq.nsmallest(count, self._heap) if self._holds(entry)]
+        found = heapq.nsmallest(count, {entry for entry in self._heap if self._holds(entry)})
+        return [self._pages[entry[1]] for entry in found]
 
     def check(self) -> None:
         """Raise AssertionError if a page that may go is missing."""

@@ -236,6 +236,8 @@ class TieredPages:
         self._last_id += 1
         page = Page(self._last_id, key, parent, parent.namespace)
         parent.add_child(page)
+        if parent.parent is None:
+            self._roots[parent.namespace] = parent
         self._pages[page.page_id] = page
         self._chains[page.chain] = page
         return page

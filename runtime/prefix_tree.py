@@ -111,7 +111,6 @@ class PrefixTree(TieredPages):
         """
         with_state = set(checkpoints)
         root = self._roots.get(namespace) or Page(0, b"", None, namespace)
-        self._roots[namespace] = root
         key = token_key(tokens)
         kept: list[tuple[int, int]] = []
         for end in ends:
@@ -124,8 +123,6 @@ class PrefixTree(TieredPages):
                 kept.append((end, page.page_id))
                 path.append(page)
             self._touch(path)
-        if not root.children:
-            self._roots.pop(namespace, None)
         return tuple(kept)
 
     def _take(self, path: list[Page], root: Page, key: bytes, *, state: bool) -> Page | None:
@@ -184,11 +181,10 @@ class PrefixTree(TieredPages):
             return False
         if Page(0, record.key, parent, record.namespace).chain != record.chain:
             return False
-        self._roots[record.namespace] = root
         page = self._add(parent, record.key)
         page.used = record.used
         self._uses = max(self._uses, record.used)
-        self.written(page, record.bytes, state=record.state)
+        self.written(page, record.file_bytes, state=record.state)
         return True
 
     def check_integrity(self) -> None:

@@ -58,7 +58,7 @@ class PageIndex:
                 record.namespace,
                 record.key,
                 record.state,
-                record.bytes,
+                record.file_bytes,
                 record.used,
             ),
         )

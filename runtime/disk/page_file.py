@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -128,7 +128,7 @@ def _parts(header: FileHeader, blob: PageBlob) -> Iterator[memoryview | bytes]:
     yield from blob.buffers
 
 
-def _hasher(secret: bytes) -> Any:
+def _hasher(secret: bytes) -> blake2b:
     return blake2b(key=secret, digest_size=DIGEST_BYTES)
 
 

@@ -74,7 +74,7 @@ class DiskTier:
         except DISK_ERRORS as error:
             self.close()
             raise DiskUnusable(f"{self.folder}: {error}") from error
-        self._own_bytes = sum(record.bytes for record in records)
+        self._own_bytes = sum(record.file_bytes for record in records)
         self._others = {path: folder_bytes(path) for path in model_folders(self._top) if path != self.folder}
         self._collect_others(0)
         taken = sum(size for path, size in self._others.items() if in_use(path))
@@ -120,7 +120,7 @@ class DiskTier:
             raise
         try:
             os.fsync(self._dir)
-            self._index.put(msgspec.structs.replace(record, bytes=size))
+            self._index.put(msgspec.structs.replace(record, file_bytes=size))
         except DISK_ERRORS:
             self._unlink(name)
             raise
@@ -184,7 +184,7 @@ class DiskTier:
         assert self._index is not None
         sizes = self._sizes()
         by_chain = {record.chain: record for record in records}
-        kept = _parents_first([r for r in records if sizes.get(r.chain.hex() + SUFFIX) == r.bytes])
+        kept = _parents_first([r for r in records if sizes.get(r.chain.hex() + SUFFIX) == r.file_bytes])
         names = {record.chain.hex() + SUFFIX for record in kept}
         for name in sizes.keys() - names:
             self._unlink(name)

@@ -1,4 +1,7 @@
-"""The engine's pages: pieces put aside until the cache-store has named them, and those it has. Owned by the MLX thread."""
+"""The engine's pages: pieces put aside until the cache-store has named them, and those it has named.
+
+Owned by the MLX thread.
+"""
 
 from __future__ import annotations
 

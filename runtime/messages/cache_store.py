@@ -10,7 +10,7 @@ from ..prefix_page import PageRecord
 
 
 class Match(msgspec.Struct, frozen=True, tag=True):
-    """Find and lease the longest cached prefix of a prompt; prefill gets Matched, and Restoring before if it takes time.
+    """Find and lease the longest cached prefix of a prompt; prefill gets Matched, and Restoring before if it is slow.
 
     Attributes:
         before: tokens that the row's last match gave it; None when it asks for the first time.

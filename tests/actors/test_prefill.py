@@ -62,7 +62,7 @@ def test_without_a_cache_nothing_is_matched_or_stashed(cache: bool, page_tokens:
     desk.admit(row)
     assert row.state is State.PREFILLING
     (chunk,) = desk.chunks()
-    assert chunk.stash_pages == ()
+    assert chunk.stash == ()
     desk.ran(chunk)
     assert desk.core.to_cache == []
 
@@ -72,14 +72,14 @@ def test_pages_completed_by_a_chunk_are_stashed_and_stored(desk: Desk) -> None:
     desk.admit(row)
     desk.answer(row.row)
     stored = []
-    for stash in [(0, 1), (2, 3), (4,)]:
+    for stash in [(4, 8), (12, 16), (20, 22)]:
         (chunk,) = desk.chunks()
-        assert chunk.stash_pages == stash
+        assert chunk.stash == stash
         desk.ran(chunk)
         stored += [message for message in desk.core.to_cache if isinstance(message, Store)]
         desk.core.to_cache.clear()
-    assert [(store.first_page, store.last_page) for store in stored] == [(0, 2), (2, 4), (4, 5)]
-    assert all(list(store.tokens) == row.prompt[: store.last_page * PAGE] for store in stored)
+    assert [store.ends for store in stored] == [(4, 8), (12, 16), (20, 22)]
+    assert all(list(store.tokens) == row.prompt[: store.ends[-1]] for store in stored)
 
 
 def test_a_match_is_restored_by_the_first_chunk(desk: Desk) -> None:
@@ -89,7 +89,7 @@ def test_a_match_is_restored_by_the_first_chunk(desk: Desk) -> None:
     assert (row.cached, row.computed) == (10, 10)
     (chunk,) = desk.chunks()
     assert (chunk.start, chunk.restore_pages, chunk.restore_tokens) == (10, (11, 12, 13), 10)
-    assert chunk.stash_pages == (2, 3)
+    assert chunk.stash == (12, 16)
     desk.ran(chunk)
     assert Unlease(row.row) in desk.core.to_cache
     (rest,) = desk.chunks()

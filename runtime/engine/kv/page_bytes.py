@@ -65,7 +65,7 @@ def _spec(array: mx.array) -> ArraySpec:
 
 
 def _bytes(array: mx.array) -> memoryview | bytes:
-    return memoryview(array).cast("B") if array.size else b""
+    return memoryview(array).cast("B") if array.size else b""  # type: ignore[arg-type]  # it has the buffer protocol
 
 
 def _array(spec: ArraySpec, buffer: memoryview | bytes) -> mx.array:

@@ -108,7 +108,7 @@ def restore(caches: Sequence[Any], pages: Sequence[StoredPage], tokens: int) -> 
     last = pages[-1]
     if last.high < tokens or last.low >= tokens:
         raise ValueError(f"the pages hold {last.high} tokens, not {tokens}")
-    leaves = [cache for cache in leaf_caches(caches)]
+    leaves = list(leaf_caches(caches))
     stateful = [cache for cache in leaves if isinstance(cache, UNCUTTABLE)]
     if stateful and (last.state is None or last.high != tokens):
         raise ValueError(f"no checkpoint at {tokens}")
@@ -163,7 +163,7 @@ def _slice(cache: Any, low: int, high: int) -> Arrays:
 
 
 def _joined(parts: Sequence[mx.array]) -> mx.array:
-    return mx.concatenate(parts, axis=2) if len(parts) > 1 else copied(parts[0])
+    return mx.concatenate(list(parts), axis=2) if len(parts) > 1 else copied(parts[0])
 
 
 def _put(cache: Any, arrays: Sequence[mx.array], tokens: int) -> None:

@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from ..mlxlm import ChunkedKVCache
 from .pages import leaf_caches
-from .staged import StagedRow
 
 if TYPE_CHECKING:
     from .pages import StoredPage
+    from .staged import StagedRow
 
 
 class SoloBatch:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+import anyio
+
 from ..runtime.actor import Actor
 from ..runtime.messages.cache_store import (
     CacheStoreMessage,
@@ -38,6 +40,9 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
 
     Args:
         disk: the disk tier; None is RAM only.
+
+    Attributes:
+        opened: set once the disk's pages are known, or there is no disk.
     """
 
     prefill: Ref[PrefillMessage]
@@ -46,12 +51,15 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
     def __init__(self, core: CacheStoreCore, *, inbox: int, clock: Clock, disk: CacheDisk | None = None) -> None:
         super().__init__("cache-store", inbox=inbox, clock=clock)
         self.core = core
+        self.opened = anyio.Event()
         self._disk = disk
         self._flushes: list[Reply[None]] = []
 
     async def run(self) -> None:
         """Serve until cancelled; the disk is opened meanwhile."""
-        if self._disk is not None:
+        if self._disk is None:
+            self.opened.set()
+        else:
             self._disk.start(self.ref)
         await super().run()
 
@@ -94,6 +102,7 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
                 core.page_loaded(message)
             case DiskOpened():
                 core.disk_opened(message)
+                self.opened.set()
             case _:
                 assert_never(message)
 

@@ -143,6 +143,10 @@ class Troupe:
         """Refuse new requests from now on, and wait until the last row has ended."""
         await self._ask(to_admission.Drain)
 
+    async def cache_opened(self) -> None:
+        """Wait until the prefix cache knows what its disk holds."""
+        await self.cast.cache_store.opened.wait()
+
     async def flush_cache(self) -> None:
         """Bring to disk what the prefix cache has in RAM only; returns when that is done, or cannot be."""
         if not self._running:

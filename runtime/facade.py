@@ -61,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 THREAD_STOP_S = 30.0
 CANCEL_GRACE_S = 5.0
+CACHE_OPEN_S = 10.0
+"""A disk that is slower to say what it holds says it while requests are served."""
 
 
 class RequestStream:
@@ -129,6 +131,8 @@ class Runtime:
         if self._metrics is not None:
             self._metrics.loaded(self._clock.now() - began_s)
         try:
+            with anyio.move_on_after(CACHE_OPEN_S):
+                await troupe.cache_opened()
             await self._warm()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)

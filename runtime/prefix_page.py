@@ -132,7 +132,8 @@ class Page:
     def record(self, file_bytes: int) -> PageRecord:
         """As the disk's index holds it."""
         assert self.parent is not None
-        return PageRecord(self.chain, self.parent.chain, self.namespace, self.key, self.ram_state, file_bytes, self.used)
+        before = self.parent.chain
+        return PageRecord(self.chain, before, self.namespace, self.key, self.ram_state, file_bytes, self.used)
 
 
 class TierOrder:

@@ -69,6 +69,7 @@ def build_engine(
         clock=clock,
         xtc_special=xtc_special,
         page_form=None if facts.cache_reason else form_of(tried.cut(0, 1)),
+        shapes=layout.shapes if layout.together else None,
     )
 
 

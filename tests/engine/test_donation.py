@@ -26,6 +26,28 @@ DEPTHS = (4096, 900)
 STEPS = 8
 
 
+class Measured(Bench):
+    """Knows what memory held before its rows came."""
+
+    def __init__(self, engine: MlxEngine) -> None:
+        super().__init__(engine)
+        self.floor_bytes = settled_memory()
+
+    def layer_bytes(self) -> int:
+        """The smallest layer's keys and values."""
+        groups = self.engine._batch._groups.values()
+        return min(sum(array.nbytes for array in group.stores[0].arrays()) for group in groups)
+
+    def extra_bytes(self) -> int:
+        """Peak of a few steps beyond what the rows' buffers take."""
+        self.flush()
+        settled_memory()
+        mx.reset_peak_memory()
+        self.steps(STEPS)
+        self.flush()
+        return mx.get_peak_memory() - self.floor_bytes - sum(array.nbytes for array in self.engine._batch.arrays())
+
+
 @pytest.fixture(scope="module")
 def wide_model() -> Any:
     from mlx_lm.models import llama
@@ -47,15 +69,15 @@ def wide_model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def start(wide_model) -> Callable[..., Bench]:
+def start(wide_model) -> Callable[..., Measured]:
     """Two rows that decode deep in their context, a step in flight."""
     layout = choose_layout(wide_model)
 
-    def make(overlap: str, classes: tuple[int, ...]) -> Bench:
+    def make(overlap: str, classes: tuple[int, ...]) -> Measured:
         batch = layout.new_batch(wide_model, classes)
         mode = choose_overlap(overlap, wide_model, layout.shapes, batch).mode
         facts = EngineFacts(vocab_size=256, context_length=1 << 20, overlap=mode)
-        bench = Bench(MlxEngine(wide_model, batch, facts, page_tokens=256, clock=MonotonicClock()))
+        bench = Measured(MlxEngine(wide_model, batch, facts, page_tokens=256, clock=MonotonicClock()))
         for row, depth in enumerate(DEPTHS):
             bench.engine._staged[row] = _blank(wide_model, depth)
         joins = tuple(bench.joining(row, [1] * (depth + 1)) for row, depth in enumerate(DEPTHS))
@@ -66,28 +88,12 @@ def start(wide_model) -> Callable[..., Bench]:
     return make
 
 
-def layer_bytes(bench: Bench) -> int:
-    """The smallest layer's keys and values."""
-    groups = bench.engine._batch._groups.values()
-    return min(sum(array.nbytes for array in group.stores[0].arrays()) for group in groups)
-
-
-def extra_bytes(bench: Bench) -> int:
-    """Peak over the level before, of a few steps."""
-    bench.flush()
-    base = settled_memory()
-    mx.reset_peak_memory()
-    bench.steps(STEPS)
-    bench.flush()
-    return mx.get_peak_memory() - base
-
-
 @pytest.mark.parametrize("classes", [(), (2048, 1 << 20)], ids=["one-class", "classes"])
 @pytest.mark.parametrize("overlap", ["auto", "build", "off"])
 def test_no_step_copies_a_layer(overlap, classes, start) -> None:
     """`auto` is the way the probe chose, whichever it is."""
     bench = start(overlap, classes)
-    assert extra_bytes(bench) < layer_bytes(bench) // 4
+    assert bench.extra_bytes() < bench.layer_bytes() // 4
 
 
 def test_a_copy_would_be_seen(start) -> None:
@@ -96,12 +102,12 @@ def test_a_copy_would_be_seen(start) -> None:
     store = bench.engine._batch._groups[1 << 62].stores[0]
     alias = store.keys[:, :, :1]
     mx.eval(alias)
-    assert extra_bytes(bench) > store.keys.nbytes // 2
+    assert bench.extra_bytes() > store.keys.nbytes // 2
     assert alias.shape[2] == 1
 
 
 def test_launching_ahead_is_chosen_only_where_it_copies_nothing(start) -> None:
     """If a launch-ahead engine copies on this machine, the probe must have said so."""
-    launch, chosen = start("launch", ()), start("auto", ())
-    copies = extra_bytes(launch) > layer_bytes(launch) // 2
-    assert not (copies and chosen.engine.facts.overlap == "launch")
+    launch = start("launch", ())
+    copies = launch.extra_bytes() > launch.layer_bytes() // 2
+    assert not (copies and start("auto", ()).engine.facts.overlap == "launch")

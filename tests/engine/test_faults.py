@@ -255,7 +255,7 @@ def test_a_row_of_nan_poisons_neither_its_neighbours_nor_its_successor(architect
     from mlx_troupe.runtime.engine.kv.staged import leaf_caches
 
     bench = Bench(new_engine(architecture, classes=()))
-    bench.join(0, prompt_of(23))
+    bench.join(0, prompt_of(130))
     bench.stage(1, prompt_of(70))
     for cache in leaf_caches(bench.engine._staged[1].caches):
         if hasattr(cache, "keys"):

@@ -10,7 +10,7 @@ import pytest
 from mlx_troupe.runtime.mlx_thread import MlxThread, ThreadEnded
 
 
-def test_jobs_run_in_order_on_one_thread_that_is_not_ours() -> None:
+def test_invariant_8_jobs_run_in_order_on_one_thread_that_is_not_ours() -> None:
     thread = MlxThread()
     seen: list[tuple[int, int]] = []
     for number in range(50):

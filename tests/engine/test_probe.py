@@ -15,18 +15,16 @@ from mlx_troupe.runtime.engine.overlap import choose_overlap
 from mlx_troupe.runtime.engine.probe import Layout, choose_layout
 from tests.models.tiny import ARCHITECTURES, build_tiny
 
-from .conftest import CLASSES, VOCAB, prompt_of
+from .conftest import CLASSES, ROW_BY_ROW, SPLIT, VOCAB, prompt_of
 from .steps import decode_all
 
-SPLIT = {"llama", "qwen2", "qwen3", "deepseek_v2", "gemma3_text", "cohere2", "gpt_oss", "gemma3n", "phi3"}
-ROW_BY_ROW = {"llama4": "ChunkedKVCache cannot share a batch", "gemma2": "broadcast"}
 PER_CLASS = "split: "
 """Recurrent states are indexed, and deepseek_v3 transposes keys itself: neither can be done to a stand-in."""
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_architecture_takes_its_way(architecture, layout_of) -> None:
-    layout = layout_of(architecture)
+def test_each_architecture_takes_its_way(architecture, tiny_model) -> None:
+    layout = choose_layout(tiny_model(architecture))
     if architecture in ROW_BY_ROW:
         assert layout.way == "row-by-row"
         assert ROW_BY_ROW[architecture] in layout.reason

@@ -177,4 +177,4 @@ def test_membership_storm(architecture, overlap, new_engine, solo) -> None:
 @pytest.mark.parametrize("overlap", ["launch", "build", "off"])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "deepseek_v3", "gpt_oss", "falcon_h1", "gemma3n", "mamba"])
 def test_long_membership_storms(architecture, overlap, new_engine, solo) -> None:
-    storm(architecture, new_engine, solo, overlap, settings(max_examples=30, stateful_step_count=40))
+    storm(architecture, new_engine, solo, overlap, settings(max_examples=10, stateful_step_count=40))

@@ -194,7 +194,7 @@ class Runtime:
         if not (self.config.cache_disk_bytes and self.config.prefix_cache_bytes) or loaded.facts.cache_reason:
             return None
         root = cache_root(self.config, loaded)
-        tier = DiskTier(cache_folder(self.config), root, self.config.cache_disk_bytes, about=loaded.info.name)
+        tier = DiskTier(cache_folder(self.config.cache_dir), root, self.config.cache_disk_bytes, about=loaded.info.name)
         thread = MlxThread("prefix-cache-disk")
         disk = ThreadedDisk(tier, thread)
         self._stack.push_async_callback(_stop_thread, thread)

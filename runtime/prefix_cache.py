@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from . import disk
 from .errors import InvalidRequest
 from .generation import Generation
 
 if TYPE_CHECKING:
     from .config import RuntimeConfig
+    from .disk import FolderReport
     from .loading import LoadedEngine
 
 FORMAT = "pages-1"
@@ -36,11 +38,30 @@ def cache_root(config: RuntimeConfig, loaded: LoadedEngine) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def cache_folder(config: RuntimeConfig) -> Path:
-    """Where pages lie on disk."""
+def cache_folder(name: str) -> Path:
+    """Where pages lie on disk; an empty name is the user's cache folder."""
     from .models.cache_folder import default_cache_folder
 
-    return Path(config.cache_dir).expanduser() if config.cache_dir else default_cache_folder() / "prefixes"
+    return Path(name).expanduser() if name else default_cache_folder() / "prefixes"
+
+
+class PrefixFolder:
+    """What commands do with the pages on disk, from outside any server."""
+
+    def __init__(self, name: str) -> None:
+        self._top = cache_folder(name)
+
+    def reports(self) -> list[FolderReport]:
+        """See `disk.reports`."""
+        return disk.reports(self._top)
+
+    def verify(self) -> list[FolderReport]:
+        """See `disk.verify`."""
+        return disk.verify(self._top)
+
+    def clear(self) -> tuple[int, list[FolderReport]]:
+        """See `disk.clear`."""
+        return disk.clear(self._top)
 
 
 def namespace(config: RuntimeConfig, generation: Generation) -> str:

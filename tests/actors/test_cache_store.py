@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from mlx_troupe.actors.cache_core import CachePolicy, CacheStoreCore
 from mlx_troupe.actors.cache_misses import MissLog
@@ -24,6 +22,9 @@ from mlx_troupe.runtime.messages.cache_store import (
 from mlx_troupe.runtime.messages.executor import AdoptPages, DropPages, LoadPage, ReadPage
 from mlx_troupe.runtime.messages.prefill import Matched, Restoring, StorePressure
 from mlx_troupe.runtime.page_blob import ArraySpec, PageBlob, PageLayout
+
+if TYPE_CHECKING:
+    import pytest
 
 TOKENS = tuple(range(100, 112))
 ENDS = (4, 8, 12)

@@ -18,7 +18,7 @@ __all__ = ["alone", "folder_of"]
 PAGE = 16
 CHUNK = 48
 GREEDY = SamplingParams(temperature=0)
-TABLE = (
+TABLE = (  # noqa: SIM905
     "llama qwen3 deepseek_v2 deepseek_v3 gemma3_text gpt_oss qwen3_next qwen3_5 lfm2 mamba2 falcon_h1 mamba llama4 "
     "gemma3n"
 ).split()

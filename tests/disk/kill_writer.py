@@ -1,6 +1,6 @@
 """Writes pages until a point of the tier is reached for the nth time; then the process kills itself.
 
-    python -m tests.disk.kill_writer FOLDER POINT NTH SEED
+python -m tests.disk.kill_writer FOLDER POINT NTH SEED
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_troupe.runtime import Generation, Runtime, SamplingParams
+from mlx_troupe.runtime.messages.cache_store import Tick
 
 GREEDY = SamplingParams(temperature=0)
 PREFIX_TOKENS = 1500
@@ -114,6 +115,8 @@ async def visits(runtime: Runtime, mode: list[str]) -> None:
             for page_id in found.pages:
                 core.tree.lose_disk(core.tree.page(page_id))
             core.spill.stored(found.pages)
+            runtime._troupe.cast.cache_store.ref.tell(Tick())  # type: ignore[union-attr]
+            await settled(runtime)
         number += 1
         await asyncio.sleep(max(0.0, VISIT_S - (time.perf_counter() - began_s)))
 

@@ -33,7 +33,7 @@ def runtime_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Callable[...
         given: dict[str, Any] = {"page_tokens": PAGE, "prefill_chunk_tokens": CHUNK, "length_classes": (64, 256, 1024)}
         if disk:
             given |= {"cache_dir": str(tmp_path / "prefixes"), "cache_disk_bytes": 1 << 30}
-        return Runtime(model=str(folder_of(architecture)), **(given | settings))
+        return Runtime(**({"model": str(folder_of(architecture))} | given | settings))
 
     return make
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mlx_troupe.runtime.loading import on_thread
+from mlx_troupe.runtime.messages.cache_store import Reclaim
+
 from .conftest import CHUNK, PAGE, TABLE, ask
 
 if TYPE_CHECKING:
@@ -40,9 +43,25 @@ async def settled(runtime: Runtime) -> None:
         await asyncio.sleep(0.002)
 
 
+async def evict(runtime: Runtime) -> None:
+    """Give up all pages in RAM."""
+    troupe: Any = runtime._troupe
+    troupe.cast.cache_store.ref.tell(Reclaim(1 << 40))
+    await quiet(runtime)
+
+
+async def quiet(runtime: Runtime) -> None:
+    """Let the actors have their turns, and the engine's thread do what they told it."""
+    loaded: Any = runtime._loaded
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await on_thread(loaded.thread, lambda: None)
+
+
 async def check_integrity(runtime: Runtime) -> None:
     """Idle, the engine holds the tree's pages and nothing else."""
     await settled(runtime)
+    await quiet(runtime)
     troupe: Any = runtime._troupe
     loaded: Any = runtime._loaded
     troupe.cast.cache_store.core.check_integrity(loaded.engine.shelf.page_ids)
@@ -113,8 +132,7 @@ async def test_after_eviction_and_after_a_restart(architecture, runtime_of, alon
             if life == 0:
                 assert (await ask(runtime, prompt, COUNT))[1] == 0
                 await settled(runtime)
-            troupe: Any = runtime._troupe
-            troupe.cast.cache_store.core.reclaim(1 << 40)
+            await evict(runtime)
             before = runtime.statistics().cache
             assert before.ram_pages == 0
             assert before.disk_pages > 0

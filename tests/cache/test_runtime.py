@@ -16,7 +16,7 @@ from mlx_troupe.runtime.metrics import PREFIX
 from tests.models.tiny import build_tiny
 
 from .conftest import GREEDY, PAGE, ask
-from .test_hit_equals_miss import check_integrity, prompt_of, settled
+from .test_hit_equals_miss import check_integrity, evict, prompt_of, settled
 
 PROMPT = prompt_of(100)
 
@@ -26,9 +26,6 @@ def tier_of(runtime: Any) -> Any:
     return runtime._troupe.cast.cache_store._disk._tier
 
 
-def evict(runtime: Any) -> None:
-    """Give up all pages in RAM."""
-    runtime._troupe.cast.cache_store.core.reclaim(1 << 40)
 
 
 class FailAlways:
@@ -56,11 +53,12 @@ class FailAlways:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
 async def test_a_failing_disk_reaches_no_client(architecture, point, error, runtime_of, alone) -> None:
     async with runtime_of(architecture, disk=True) as runtime:
-        tier_of(runtime)._faults = FailAlways(point, error)
+        tier = tier_of(runtime)
+        tier._faults = tier._index._faults = FailAlways(point, error)
         for prompt in (PROMPT, PROMPT, [*PROMPT, 5, 6]):
             assert (await ask(runtime, prompt))[0] == alone(architecture, prompt, 12)
             await settled(runtime)
-            evict(runtime)
+            await evict(runtime)
         counted = runtime.statistics().cache
         assert counted.disk_faults + counted.lost_pages > 0
         await check_integrity(runtime)
@@ -71,7 +69,7 @@ async def test_damage_on_disk_is_a_miss(damage, runtime_of, alone) -> None:
     async with runtime_of("llama", disk=True) as runtime:
         await ask(runtime, PROMPT)
         await settled(runtime)
-        evict(runtime)
+        await evict(runtime)
         folder = tier_of(runtime).folder
         paths = sorted(folder.glob("*.page"))
         assert len(paths) > 2
@@ -146,7 +144,7 @@ async def test_salts_never_share_and_opting_out_neither_gives_nor_takes(runtime_
         for salt in ("one", "two", ""):
             assert await ask(runtime, PROMPT, cache_salt=salt) == (expected, len(PROMPT) - 1)
         await settled(runtime)
-        evict(runtime)
+        await evict(runtime)
         assert (await ask(runtime, PROMPT, cache_salt="three"))[1] == 0
         assert (await ask(runtime, PROMPT, cache_salt="one"))[1] == len(PROMPT) - 1
 
@@ -217,7 +215,7 @@ async def test_a_conversation_without_its_generation_prompt_is_found(runtime_of)
         for messages in (turn, later):
             asked = Generation(messages=tuple(messages), sampling=GREEDY, max_tokens=3, ignore_eos=True)
             usages.append((await runtime.complete(asked)).choices[0].usage)
-        assert usages[1].cached_tokens == start
+        assert usages[1].cached_tokens >= start
 
 
 async def test_the_metrics_tell_of_both_tiers(runtime_of) -> None:
@@ -225,7 +223,7 @@ async def test_the_metrics_tell_of_both_tiers(runtime_of) -> None:
         for _ in range(2):
             await ask(runtime, PROMPT)
             await settled(runtime)
-            evict(runtime)
+            await evict(runtime)
         text = runtime.metrics().decode()
     name = '{model_name="llama0"'
     values = {
@@ -239,7 +237,7 @@ async def test_the_metrics_tell_of_both_tiers(runtime_of) -> None:
     by_label = {key.partition("{")[0]: value for key, value in found.items()}
     assert by_label["requests_total"] == 2
     assert by_label["saved_tokens_total"] == len(PROMPT) - 1
-    assert by_label["spills_total"] == by_label["stores_total"] > 0
+    assert 0 < by_label["spills_total"] <= by_label["stores_total"]
     assert by_label["restores_total"] > 0
     assert by_label["restore_seconds_total"] > 0
     assert any(key.startswith("found_total") and 'source="disk"' in key and value == 1 for key, value in found.items())

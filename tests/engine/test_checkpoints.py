@@ -43,7 +43,7 @@ def test_a_row_from_bytes_goes_on_as_the_row_itself(architecture, length, tiny_m
     assert twin.length == row.length
     for token in (7, 300, 12):
         mine, theirs = logits(model, twin.caches, [token]), logits(model, row.caches, [token])
-        assert np.array_equal(mine, theirs)
+        assert np.allclose(mine, theirs, atol=1e-5)  # a window is stored trimmed: sums run in another order
     more = prompt_of(PAGE + 3, seed=9)
     assert np.allclose(logits(model, twin.caches, more), logits(model, row.caches, more), atol=1e-4)
 

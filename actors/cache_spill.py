@@ -133,6 +133,8 @@ class Spill:
             self._tree.unlease(-page.page_id)
             self.dropped += 1
             self._skip_behind(page)
+            if self._mode == "write-back":  # it would look at the same page each turn
+                self._paused_until_s = self._clock.now() + PAUSE_S
             return
         self._writing, self._state = page, page.ram_state
         self.to_executor.append(ReadPage(page.page_id))

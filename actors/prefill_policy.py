@@ -57,11 +57,13 @@ class Prompt:
         head: stands for the tokens of the first page; None when the prompt takes no part in the cache.
         keep: where pieces of it are kept, ascending, and checkpoints taken; see prefill_keep.
         matched: value of the core's store count when the cache was asked last; None once work has begun.
+        commons: by leader, how many tokens another prompt has in common with this one, once that was asked.
         offered: chunk tokens that decode was offered; None when none are.
         waits_until_s: how long it may wait for another prompt that computes what it needs.
     """
 
     __slots__ = (
+        "commons",
         "computed",
         "head",
         "keep",
@@ -96,6 +98,7 @@ class Prompt:
         self.head = hash(begins) if cached and self.target >= page_tokens else None
         self.keep: KeepPlan | None = None
         self.key = token_key(self.tokens) if self.head is not None else b""
+        self.commons: dict[int, int] = {}
         self.waits_until_s = now_s + FRESHNESS_S
         self.matched: int | None = None
         self.matching = False
@@ -175,8 +178,16 @@ def _brings_enough(other: Prompt, prompt: Prompt, now_s: float) -> bool:
         return False
     if other.matched is not None and other.offered is None and not _goes_first(other, prompt):
         return False
-    more = common_bytes(prompt.key, other.key) // KEY_BYTES - max(prompt.computed, other.computed)
+    more = _common_tokens(prompt, other) - max(prompt.computed, other.computed)
     return more >= min(FRESH_SHARE * len(prompt.tokens), FRESH_TOKENS)
+
+
+def _common_tokens(prompt: Prompt, other: Prompt) -> int:
+    """Tokens that both begin with; compared once a pair."""
+    known = prompt.commons.get(other.leader)
+    if known is None:
+        known = prompt.commons[other.leader] = common_bytes(prompt.key, other.key) // KEY_BYTES
+    return known
 
 
 def _goes_first(other: Prompt, prompt: Prompt) -> bool:

@@ -23,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
+from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .flight import Flight
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..constraint import Constraint
     from ..engine_protocol import EngineFacts, StepMessage
-    from ..messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
+    from ..messages.executor import Chunk, JoinRow, LeaveRow
     from ..page_blob import PageBlob
     from .kv.batch import Batch
     from .kv.pages import PageForm
@@ -93,6 +94,8 @@ class MlxEngine:
 
     def run(self, plan: StepPlan, emit: Emit) -> None:
         """See `Engine.run`."""
+        if any(leave.stash for leave in plan.leaves):
+            self._answer_first(emit)
         self._change_rows(plan, emit)
         try:
             if plan.rows:
@@ -106,6 +109,17 @@ class MlxEngine:
             self._fail_all(plan, error, emit)
         if plan.chunks:
             emit(ChunksResult(plan.step, self._run_chunks(plan.chunks)))
+
+    def _answer_first(self, emit: Emit) -> None:
+        """Invariant `the_answer_comes_before_the_kv_is_kept`.
+
+        Copying a row's KV would wait for the step before anyway, so that step's tokens are read and told first.
+        """
+        try:
+            self._commit(emit)
+        except Exception as error:
+            logger.exception("the step before could not be read")
+            self._fail_all(StepPlan(0), error, emit)
 
     def _change_rows(self, plan: StepPlan, emit: Emit) -> None:
         for leave in plan.leaves:

@@ -8,6 +8,7 @@ from mlx_troupe.runtime.events import PrefillProgress
 from mlx_troupe.runtime.messages.admission import RowDone
 from mlx_troupe.runtime.messages.cache_store import Match, PagesLost, Store, Unlease
 from mlx_troupe.runtime.messages.decode import Offer, Ready, Withdraw
+from mlx_troupe.runtime.messages.prefill import Matched
 from mlx_troupe.runtime.request import State
 from tests.actors.desk import PAGE, Desk
 from tests.actors.parts import make_row, make_rows, waiting_events
@@ -117,6 +118,39 @@ def test_a_missed_restore_starts_over_and_forgets_the_pages(desk: Desk) -> None:
     assert (again.start, again.restore_pages, row.cached) == (0, (), 0)
     desk.ran(again)
     assert desk.said(Ready) == [Ready((row,))]
+
+
+def test_at_the_cap_of_stores_new_prompts_wait_and_begun_ones_go_on(desk: Desk) -> None:
+    begun, new = make_row(range(100, 120)), make_row(range(200, 220))
+    desk.admit(begun)
+    desk.answer(begun.row)
+    desk.ran(*desk.chunks())
+    desk.core.stores(full=True)
+    desk.admit(new)
+    desk.answer(new.row)
+    for _ in range(2):
+        (chunk,) = desk.chunks()
+        assert chunk.row == begun.row
+        desk.ran(chunk)
+    assert desk.said(Ready) == [Ready((begun,))]
+    assert desk.said(Offer) == [Offer((), 0.0)], "the new one waits"
+    desk.core.stores(full=False)
+    desk.core.settle()
+    desk.answer(new.row)
+    assert [chunk.row for chunk in desk.chunks()] == [new.row]
+
+
+def test_a_restoring_prompt_does_not_hold_the_others_up(desk: Desk) -> None:
+    waiting, other = make_row(range(100, 120)), make_row(range(200, 220))
+    desk.admit(waiting)
+    desk.core.restoring(waiting.row)
+    assert waiting.state is State.RESTORING
+    desk.admit(other)
+    desk.answer(other.row)
+    (chunk,) = desk.chunks()
+    assert chunk.row == other.row
+    desk.core.matched(Matched(waiting.row, (1, 2), 8))
+    assert (waiting.state, waiting.cached) == (State.PREFILLING, 8)
 
 
 def test_a_failed_chunk_fails_its_rows_only(desk: Desk) -> None:

@@ -26,8 +26,6 @@ def tier_of(runtime: Any) -> Any:
     return runtime._troupe.cast.cache_store._disk._tier
 
 
-
-
 class FailAlways:
     """Every write fails so."""
 

@@ -12,8 +12,10 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_troupe.runtime.engine.kv.page_bytes import from_blob, to_blob
 from mlx_troupe.runtime.engine.kv.pages import StoredPage, cut, leaf_caches, restore, token_bytes
 from mlx_troupe.runtime.engine.kv.staged import StagedRow
+from mlx_troupe.runtime.messages.decode import StepResult
 from mlx_troupe.runtime.page_blob import PageBlob
 
+from .bench import Bench
 from .conftest import PAGE, TABLE, prompt_of
 
 STATEFUL = ["gemma3_text", "gpt_oss", "qwen3_next", "qwen3_5", "lfm2", "mamba2", "falcon_h1", "mamba", "llama4"]
@@ -135,3 +137,26 @@ def test_every_leaf_of_a_nested_cache_is_seen(tiny_model) -> None:
     assert page.state is not None
     assert (len(page.state), len(page.kv)) == (kinds.count("ArraysCache"), kinds.count("KVCache"))
     assert min(len(page.state), len(page.kv)) > 0
+
+
+@pytest.mark.parametrize("overlap", ["launch", "build", "off"])
+def test_the_answer_comes_before_the_kv_is_kept(overlap, new_engine, monkeypatch) -> None:
+    """A row's last token is told before its pages are copied, and its neighbours lose nothing."""
+    bench = Bench(new_engine("llama", overlap))
+    bench.join(0, prompt_of(23))
+    bench.join(1, prompt_of(9))
+    bench.steps(4)
+    told: list[int] = []
+    put_aside = bench.engine.shelf.put_aside
+
+    def logged(*args: Any) -> None:
+        told.append(sum(isinstance(message, StepResult) for message in bench.said))
+        put_aside(*args)
+
+    monkeypatch.setattr(bench.engine.shelf, "put_aside", logged)
+    launched = 6  # two joins, four steps
+    bench.leave(0, (0, 1, 2))
+    assert told == [launched] * 3
+    bench.steps(3)
+    bench.flush()
+    assert bench.failed == {}

@@ -1,110 +1,67 @@
-"""The cache-store: which prefixes are kept, in RAM, as whole pages of the engine's KV.
-
-The core turns matches, stores and losses into decisions of the prefix tree; the actor tells the executor which pages to
-name and which to free. Orders reach the engine's thread in the order they are given, so a page is named before any
-chunk can ask for it, and freed only after the last chunk that does.
-"""
+"""The cache-store actor: the message loop around `CacheStoreCore`, and its line to the disk's thread."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+import anyio
+
 from ..runtime.actor import Actor
 from ..runtime.messages.cache_store import (
     CacheStoreMessage,
+    DiskOpened,
+    Flush,
     Match,
+    PageFetched,
+    PageLoaded,
+    PageRead,
+    PagesAdopted,
     PagesLost,
+    PageWritten,
     Reclaim,
     Store,
+    Tick,
     Unlease,
 )
-from ..runtime.messages.executor import NO_PAGE, AdoptPages, DropPages
-from ..runtime.messages.prefill import Matched
-from ..runtime.prefix_tree import PrefixTree
 from .delivery import deliver
 
 if TYPE_CHECKING:
-    from ..runtime.actor import Ref
+    from ..runtime.actor import Ref, Reply
     from ..runtime.clock import Clock
+    from ..runtime.errors import ActorDied
     from ..runtime.messages.executor import ExecutorMessage
     from ..runtime.messages.prefill import PrefillMessage
-
-
-class CacheStoreCore:
-    """Owned by the cache-store actor.
-
-    Args:
-        page_tokens: tokens of a page.
-        page_bytes: bytes of a page; 0 when the model's KV cannot be cut: then nothing is ever kept.
-        budget_bytes: RAM for pages.
-
-    Attributes:
-        queried_tokens, hit_tokens: prompt tokens asked for and found, so far.
-        evicted_pages, lost_pages: so far.
-    """
-
-    def __init__(self, *, page_tokens: int, page_bytes: int, budget_bytes: int) -> None:
-        self.to_executor: list[ExecutorMessage] = []
-        self.to_prefill: list[PrefillMessage] = []
-        self.page_bytes = page_bytes
-        self.tree = PrefixTree(page_tokens=page_tokens, budget_pages=budget_bytes // page_bytes if page_bytes else 0)
-        self.queried_tokens = 0
-        self.hit_tokens = 0
-        self.evicted_pages = 0
-        self.lost_pages = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """RAM that the pages take."""
-        return self.tree.pages * self.page_bytes
-
-    def match(self, message: Match) -> None:
-        """Lease the longest stored prefix, all tokens but the last at most."""
-        limit = len(message.tokens) - 1
-        found = self.tree.match(message.row, message.tokens, limit)
-        self.queried_tokens += limit
-        self.hit_tokens += found.tokens
-        self.to_prefill.append(Matched(message.row, found.pages, found.tokens))
-
-    def store(self, message: Store) -> None:
-        """Keep a row's new pages, as far as there is room; the engine frees the others."""
-        done = self.tree.insert(message.tokens, message.first_page, message.last_page)
-        self._free(done.evicted)
-        ids = dict(done.added)
-        indices = range(message.first_page, message.last_page)
-        self.to_executor.append(AdoptPages(message.row, tuple((i, ids.get(i, NO_PAGE)) for i in indices)))
-
-    def unlease(self, row: int) -> None:
-        """A row's pages may go."""
-        self.tree.unlease(row)
-
-    def lost(self, pages: tuple[int, ...]) -> None:
-        """Forget pages that the engine does not have, and those that only make sense behind them."""
-        removed = self.tree.forget(pages)
-        self.lost_pages += len(removed)
-        if removed:
-            self.to_executor.append(DropPages(removed))
-
-    def reclaim(self, wanted_bytes: int) -> None:
-        """Free pages that nobody leases, least recently used first, until so many bytes are free."""
-        if self.page_bytes:
-            self._free(self.tree.evict(-(-wanted_bytes // self.page_bytes)))
-
-    def _free(self, pages: tuple[int, ...]) -> None:
-        self.evicted_pages += len(pages)
-        if pages:
-            self.to_executor.append(DropPages(pages))
+    from .cache_core import CacheStoreCore
+    from .cache_disk import CacheDisk
 
 
 class CacheStoreActor(Actor[CacheStoreMessage]):
-    """Owns the prefix tree."""
+    """Owns the prefix tree.
+
+    Args:
+        disk: the disk tier; None is RAM only.
+
+    Attributes:
+        opened: set once the disk's pages are known, or there is no disk.
+    """
 
     prefill: Ref[PrefillMessage]
     executor: Ref[ExecutorMessage]
 
-    def __init__(self, core: CacheStoreCore, *, inbox: int, clock: Clock) -> None:
+    def __init__(self, core: CacheStoreCore, *, inbox: int, clock: Clock, disk: CacheDisk | None = None) -> None:
         super().__init__("cache-store", inbox=inbox, clock=clock)
         self.core = core
+        self.opened = anyio.Event()
+        self._disk = disk
+        self._flushes: list[Reply[None]] = []
+
+    async def run(self) -> None:
+        """Serve until cancelled; the disk is opened meanwhile."""
+        if self._disk is None:
+            self.opened.set()
+        else:
+            self._disk.start(self.ref)
+        await super().run()
 
     def handle(self, message: CacheStoreMessage) -> None:
         """See messages/cache_store.py."""
@@ -116,14 +73,58 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
                 core.store(message)
             case Unlease():
                 core.unlease(message.row)
+            case PagesAdopted():
+                core.adopted(message.store)
             case PagesLost():
                 core.lost(message.pages)
+            case PageRead() | PageWritten() | PageFetched() | PageLoaded() | DiskOpened():
+                self._disk_news(message)
             case Reclaim():
                 core.reclaim(message.bytes)
+            case Flush():
+                core.spill.flush()
+                self._flushes.append(message.reply)
+            case Tick():
+                pass  # deadlines are looked at each turn
+            case _:
+                assert_never(message)
+
+    def _disk_news(self, message: PageRead | PageWritten | PageFetched | PageLoaded | DiskOpened) -> None:
+        core = self.core
+        match message:
+            case PageRead():
+                core.page_read(message)
+            case PageWritten():
+                core.page_written(message)
+            case PageFetched():
+                core.page_fetched(message)
+            case PageLoaded():
+                core.page_loaded(message)
+            case DiskOpened():
+                core.disk_opened(message)
+                self.opened.set()
             case _:
                 assert_never(message)
 
     def settle(self) -> None:
         """Send the engine its orders before prefill can act on them."""
-        deliver(self.core.to_executor, self.executor)
-        deliver(self.core.to_prefill, self.prefill)
+        core = self.core
+        core.settle()
+        deliver(core.to_executor, self.executor)
+        deliver(core.to_prefill, self.prefill)
+        if self._disk is not None:
+            for order in core.to_disk:
+                self._disk.tell(order)
+        core.to_disk.clear()
+        if self._flushes and core.spill.idle:
+            if self._disk is not None:
+                self._disk.tell(core.last_uses())
+            for reply in self._flushes:
+                reply.send(None)
+            self._flushes.clear()
+
+    def on_death(self, error: ActorDied) -> None:
+        """Nobody waits for a flush any more."""
+        for reply in self._flushes:
+            reply.fail(error)
+        self._flushes.clear()

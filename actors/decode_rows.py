@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..runtime.messages.cache_store import Store
 from ..runtime.messages.executor import JoinRow, LeaveRow
+from .prefill_keep import TAIL_SHARE
 
 if TYPE_CHECKING:
     from ..runtime.messages.executor import Chunk
@@ -59,19 +60,22 @@ def join(request: Request) -> JoinRow:
 def leave(request: Request, page_tokens: int) -> tuple[LeaveRow, Store | None]:
     """How a row leaves, and what to tell the cache-store of the pages it leaves behind.
 
-    These are the whole pages that prefill has not stored. Their tokens are known: of a row that leaves while its last
-    token is in flight, all but that one; of a row that has ended, all but the last, whose KV not every row has.
+    These are the pieces that prefill has not stored: whole pages, and the rest as a tail. Their tokens are known: of a
+    row that leaves while its last token is in flight, all but that one; of a row that has ended, all but the last,
+    whose KV not every row has. A row whose output the next turn's template drops leaves none.
 
     Args:
         request: the row.
         page_tokens: tokens of a page; 0 stores nothing.
     """
-    if not page_tokens or not request.cache:
+    if not page_tokens or not request.cache or not request.keeps_output:
         return LeaveRow(request.row), None
     known = len(request.prompt) + len(request.output) - request.finished
-    first = request.prefill_target // page_tokens
-    last = min(request.computed, known) // page_tokens
-    if first >= last:
+    last = min(request.computed, known)
+    ends = list(range((request.prefill_target // page_tokens + 1) * page_tokens, last + 1, page_tokens))
+    if last > request.prefill_target and last % page_tokens >= max(1, page_tokens // TAIL_SHARE):
+        ends.append(last)
+    if not ends:
         return LeaveRow(request.row), None
-    tokens = (request.prompt + request.output)[: last * page_tokens]
-    return LeaveRow(request.row, tuple(range(first, last))), Store(request.row, tuple(tokens), first, last)
+    tokens = (request.prompt + request.output)[: ends[-1]]
+    return LeaveRow(request.row, tuple(ends)), Store(request.row, tuple(tokens), tuple(ends), (), request.namespace)

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 from ..runtime.actor import Actor, InboxFull
 from ..runtime.errors import ActorDied, EngineFailed
-from ..runtime.messages.cache_store import PagesLost
+from ..runtime.messages.cache_store import PageLoaded, PageRead, PagesAdopted, PagesLost
 from ..runtime.messages.decode import ExecutorDied
 from ..runtime.messages.executor import (
     AdoptPages,
     DropPages,
     EngineRaised,
     ExecutorMessage,
+    LoadPage,
+    ReadPage,
     SampleMemory,
     StepPlan,
 )
@@ -87,6 +89,10 @@ class ExecutorActor(Actor[ExecutorMessage]):
                 self._submit(partial(self._engine.run, message, self._emit))
             case AdoptPages():
                 self._submit(partial(self._adopt, message))
+            case ReadPage():
+                self._submit(partial(self._read, message.page))
+            case LoadPage():
+                self._submit(partial(self._load, message))
             case DropPages():
                 self._submit(partial(self._engine.drop, message.pages))
             case SampleMemory():
@@ -125,6 +131,25 @@ class ExecutorActor(Actor[ExecutorMessage]):
         """MLX thread."""
         if missing := self._engine.adopt(message.row, message.pages):
             self._post(self.cache_store, PagesLost(missing))
+        self._post(self.cache_store, PagesAdopted(message.store))
+
+    def _read(self, page: int) -> None:
+        """MLX thread: the blob's buffers are views of evaluated arrays; they are only read elsewhere."""
+        try:
+            blob = self._engine.read_page(page)
+        except (ValueError, RuntimeError):
+            logger.exception("page %d cannot be read", page)
+            blob = None
+        self._post(self.cache_store, PageRead(page, blob))
+
+    def _load(self, message: LoadPage) -> None:
+        """MLX thread."""
+        error = None
+        try:
+            self._engine.load_page(message.page, message.blob)
+        except (ValueError, RuntimeError) as failure:
+            error = str(failure)
+        self._post(self.cache_store, PageLoaded(message.page, error))
 
     def _sample(self, message: SampleMemory) -> None:
         """MLX thread."""

@@ -12,6 +12,8 @@ from ..runtime.messages.prefill import (
     DecodeLoad,
     Matched,
     PrefillMessage,
+    Restoring,
+    StorePressure,
     Tick,
 )
 from .delivery import deliver
@@ -47,6 +49,10 @@ class PrefillActor(Actor[PrefillMessage]):
                 core.admit(message.rows)
             case Matched():
                 core.matched(message)
+            case Restoring():
+                core.restoring(message.row)
+            case StorePressure():
+                core.stores(full=message.full)
             case CancelRows():
                 core.cancel(message.rows, timeout=message.timeout)
             case DecodeLoad():

@@ -16,7 +16,8 @@ from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, 
 from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
 from ..runtime.messages.executor import Chunk
 from ..runtime.request import State
-from .prefill_policy import OVERTAKE_SHARE, SHORT_S, PrefillPolicy, Prompt, choose, in_order, owed_s
+from .prefill_keep import KeepPlan, KeepRules, keep_plan
+from .prefill_policy import OVERTAKE_SHARE, SHORT_S, PrefillPolicy, Prompt, choose, fresh, in_order, owed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,18 +36,19 @@ class PrefillCore:
     Args:
         policy: the settings.
         cost: predicts chunk times; learns from each chunk.
-        page_tokens: tokens of a page of the prefix cache; 0 when there is none.
+        keep: what is kept of prompts.
         clock: for deadlines and patience.
     """
 
-    def __init__(self, policy: PrefillPolicy, cost: ChunkCost, *, page_tokens: int, clock: Clock) -> None:
+    def __init__(self, policy: PrefillPolicy, cost: ChunkCost, *, keep: KeepRules, clock: Clock) -> None:
         self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
         self.to_decode: list[DecodeMessage] = []
         self.prompt_tokens = 0
         self.cost = cost
         self._policy = policy
-        self._page_tokens = page_tokens
+        self._keep = keep
+        self._stores_full = False
         self._clock = clock
         self._prompts: dict[int, Prompt] = {}
         self._offered: dict[int, tuple[Prompt, Chunk]] = {}
@@ -69,9 +71,10 @@ class PrefillCore:
     def admit(self, rows: tuple[Request, ...]) -> None:
         """Begin with a new prompt."""
         now_s = self._clock.now()
-        prompt = Prompt(rows, now_s, self._page_tokens)
+        prompt = Prompt(rows, now_s, self._keep.page_tokens)
         self._prompts[prompt.leader] = prompt
-        cached = rows[0].cache and self._page_tokens > 0 and prompt.target > 0
+        cached = rows[0].cache and self._keep.page_tokens > 0 and prompt.target > 0
+        prompt.keep = keep_plan(self._keep, prompt.target, rows[0].turn_start, 0, cached=cached)
         for request in rows:
             if not request.finished:
                 request.move(State.RESTORING if cached else State.PREFILLING)
@@ -86,13 +89,26 @@ class PrefillCore:
         if prompt is None:
             self.to_cache.append(Unlease(answer.row))
             return
-        prompt.matching = False
+        prompt.matching = prompt.restoring = False
         prompt.restore = answer.pages
+        if answer.branch:
+            turn_start = prompt.rows[0].turn_start
+            prompt.keep = keep_plan(self._keep, prompt.target, turn_start, answer.branch, cached=True)
         self._advance(prompt, answer.tokens)
         for request in prompt.rows:
             request.cached = answer.tokens
             if request.state is State.RESTORING:
                 request.move(State.PREFILLING)
+
+    def restoring(self, row: int) -> None:
+        """The answer to this row's question takes a while: others go on."""
+        prompt = self._prompts.get(row)
+        if prompt is not None:
+            prompt.matching, prompt.restoring = False, True
+
+    def stores(self, *, full: bool) -> None:
+        """Whether so many stores are under way that prompts that have not begun must wait."""
+        self._stores_full = full
 
     def done(self, report: ChunksDone) -> None:
         """Chunks have run, or were dropped."""
@@ -152,11 +168,15 @@ class PrefillCore:
     def _next_offer(self) -> Offer | None:
         if any(prompt.matching for prompt in self._prompts.values()):
             return None  # the cache-store answers within microseconds
-        free = [prompt for prompt in self._prompts.values() if prompt.offered is None]
+        now_s = self._clock.now()
+        fit = fresh([prompt for prompt in self._prompts.values() if not prompt.restoring], now_s)
+        free = [prompt for prompt in fit if prompt.offered is None]
+        if self._stores_full:
+            free = [prompt for prompt in free if prompt.matched is None]
         contended = self._decoding > 0
         if self._offered:
             free = self._overtakers(free)
-        ordered = in_order(free, self.cost, self._clock.now())
+        ordered = in_order(free, self.cost, now_s)
         chosen = choose(ordered, self.cost, self._policy, contended=contended)
         stale = [prompt for prompt, _ in chosen if prompt.matched is not None and prompt.matched < self._stores]
         for prompt in stale:
@@ -177,16 +197,17 @@ class PrefillCore:
 
     def _offer(self, prompt: Prompt, tokens: int) -> Chunk:
         start, end = prompt.computed, prompt.computed + tokens
-        pages: tuple[int, ...] = ()
-        if prompt.head is not None:
-            pages = tuple(range(start // self._page_tokens, end // self._page_tokens))
+        keep = prompt.keep or KeepPlan()
+        stash = tuple([at for at in keep.ends if start < at <= end])
         chunk = Chunk(
             prompt.leader,
             tuple(prompt.tokens[start:end]),
             start,
             prompt.restore,
             start if prompt.restore else 0,
-            pages,
+            tuple([cut for cut in keep.cuts if start < cut < end]),
+            stash,
+            tuple([at for at in stash if at in keep.checkpoints]),
         )
         prompt.offered = tokens
         self._offered[prompt.leader] = (prompt, chunk)
@@ -211,11 +232,10 @@ class PrefillCore:
             self._progress(prompt, chunk.start + len(chunk.tokens))
 
     def _store(self, prompt: Prompt, chunk: Chunk) -> None:
-        if not chunk.stash_pages:
+        if not chunk.stash:
             return
-        first, last = chunk.stash_pages[0], chunk.stash_pages[-1] + 1
-        tokens = tuple(prompt.tokens[: last * self._page_tokens])
-        self.to_cache.append(Store(prompt.leader, tokens, first, last))
+        tokens = tuple(prompt.tokens[: chunk.stash[-1]])
+        self.to_cache.append(Store(prompt.leader, tokens, chunk.stash, chunk.checkpoints, prompt.namespace))
         self._stores += 1
 
     def _restart(self, prompt: Prompt, chunk: Chunk) -> None:
@@ -248,9 +268,10 @@ class PrefillCore:
         self.to_decode.append(Ready(rows))
 
     def _ask_match(self, prompt: Prompt) -> None:
+        before = None if prompt.matched is None else prompt.computed
         prompt.matching = True
         prompt.matched = self._stores
-        self.to_cache.append(Match(prompt.leader, tuple(prompt.tokens)))
+        self.to_cache.append(Match(prompt.leader, tuple(prompt.tokens), prompt.namespace, before))
 
     def _end(self, prompt: Prompt, request: Request, *, timeout: bool) -> None:
         request.finish("timeout" if timeout else "cancelled", self._clock.now())

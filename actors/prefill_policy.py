@@ -14,17 +14,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..runtime.prefix_page import KEY_BYTES, common_bytes, token_key
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
+    from .prefill_keep import KeepPlan
 
 PATIENCE_S = 2.0
 FLOOR_TOKENS = 16
 IDLE_FLOOR_TOKENS = 256
 IDLE_STALLS = 4.0
 SHORT_S = 0.05
+FRESHNESS_S = 4.0
+"""Longest a prompt waits for another to compute what both need."""
+FRESH_SHARE = 0.3
+FRESH_TOKENS = 8192
+"""It waits when the other brings so large a share of it, or so many tokens."""
 OVERTAKE_SHARE = 0.5
 
 
@@ -45,23 +53,33 @@ class Prompt:
         target: tokens to compute: all but the last.
         computed: of these, how many are done or restored.
         restore: page ids that make up the first `computed` tokens, until the first chunk has brought them in.
+        restoring: pages for it are on their way from disk.
         head: stands for the tokens of the first page; None when the prompt takes no part in the cache.
+        keep: where pieces of it are kept, ascending, and checkpoints taken; see prefill_keep.
         matched: value of the core's store count when the cache was asked last; None once work has begun.
+        commons: by leader, how many tokens another prompt has in common with this one, once that was asked.
         offered: chunk tokens that decode was offered; None when none are.
+        waits_until_s: how long it may wait for another prompt that computes what it needs.
     """
 
     __slots__ = (
+        "commons",
         "computed",
         "head",
+        "keep",
+        "key",
         "leader",
         "matched",
         "matching",
+        "namespace",
         "offered",
         "restore",
+        "restoring",
         "rows",
         "served_s",
         "target",
         "tokens",
+        "waits_until_s",
     )
 
     def __init__(self, rows: tuple[Request, ...], now_s: float, page_tokens: int) -> None:
@@ -69,12 +87,19 @@ class Prompt:
         self.leader = first.leader
         self.rows = list(rows)
         self.tokens = first.prompt
+        self.namespace = first.namespace
         self.target = first.prefill_target
         self.computed = 0
         self.restore: tuple[int, ...] = ()
         self.served_s = now_s
+        self.restoring = False
         cached = first.cache and page_tokens > 0
-        self.head = hash(tuple(self.tokens[:page_tokens])) if cached and self.target >= page_tokens else None
+        begins = (first.namespace, *self.tokens[:page_tokens])
+        self.head = hash(begins) if cached and self.target >= page_tokens else None
+        self.keep: KeepPlan | None = None
+        self.key = token_key(self.tokens) if self.head is not None else b""
+        self.commons: dict[int, int] = {}
+        self.waits_until_s = now_s + FRESHNESS_S
         self.matched: int | None = None
         self.matching = False
         self.offered: int | None = None
@@ -137,3 +162,34 @@ def choose(
 def owed_s(policy: PrefillPolicy, chunk_s: float, *, contended: bool) -> float:
     """Seconds of decode steps due to running rows after chunks that took `chunk_s`."""
     return policy.fair_share * chunk_s if contended else 0.0
+
+
+def fresh(prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    """The prompts that should go on now: all but those that do better to wait for what another is computing.
+
+    A prompt that has not begun waits for one further on, at most FRESHNESS_S, when that one brings it enough.
+    """
+    return [prompt for prompt in prompts if not any(_brings_enough(other, prompt, now_s) for other in prompts)]
+
+
+def _brings_enough(other: Prompt, prompt: Prompt, now_s: float) -> bool:
+    begun = prompt.matched is None or prompt.offered is not None
+    if other is prompt or begun or prompt.head is None or prompt.head != other.head or now_s >= prompt.waits_until_s:
+        return False
+    if other.matched is not None and other.offered is None and not _goes_first(other, prompt):
+        return False
+    more = _common_tokens(prompt, other) - max(prompt.computed, other.computed)
+    return more >= min(FRESH_SHARE * len(prompt.tokens), FRESH_TOKENS)
+
+
+def _common_tokens(prompt: Prompt, other: Prompt) -> int:
+    """Tokens that both begin with; compared once a pair."""
+    known = prompt.commons.get(other.leader)
+    if known is None:
+        known = prompt.commons[other.leader] = common_bytes(prompt.key, other.key) // KEY_BYTES
+    return known
+
+
+def _goes_first(other: Prompt, prompt: Prompt) -> bool:
+    """Of two that have not begun, the one admitted first computes for both."""
+    return other.leader < prompt.leader

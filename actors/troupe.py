@@ -17,12 +17,14 @@ from ..runtime.actor import InboxFull, Reply
 from ..runtime.clock import MonotonicClock
 from ..runtime.errors import ActorDied, NotReady, Overloaded, TroupeError
 from ..runtime.messages import admission as to_admission
+from ..runtime.messages import cache_store as to_cache
 from ..runtime.messages import memory_enforcer as to_memory
 from ..runtime.messages import prefill as to_prefill
 from ..runtime.service import ActorStatistics, Statistics
 from .admission import AdmissionActor
 from .admission_core import AdmissionCore, AdmissionPolicy
-from .cache_store import CacheStoreActor, CacheStoreCore
+from .cache_core import CachePolicy, CacheStoreCore
+from .cache_store import CacheStoreActor
 from .decode import DecodeActor
 from .decode_core import DecodeCore
 from .executor import ExecutorActor
@@ -30,6 +32,7 @@ from .memory_enforcer import MemoryEnforcerActor
 from .prefill import PrefillActor
 from .prefill_core import PrefillCore
 from .prefill_cost import ChunkCost
+from .prefill_keep import KeepRules, spacing_pages
 from .prefill_policy import PrefillPolicy
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from ..runtime.engine_protocol import Engine, EngineFacts
     from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.request import Request
+    from .cache_disk import CacheDisk
     from .executor import JobThread
 
 logger = logging.getLogger(__name__)
@@ -73,6 +77,7 @@ class Troupe:
         on_failure: called once with the error when an actor dies.
         tick_s: interval at which deadlines and memory are looked at; None leaves that to calls of `tick`.
         footprint: bytes of the process; psutil's when None.
+        disk: the prefix cache's disk tier; None is RAM only.
 
     Attributes:
         cast: the actors.
@@ -90,10 +95,11 @@ class Troupe:
         on_failure: Callable[[TroupeError], None] | None = None,
         tick_s: float | None = TICK_S,
         footprint: Callable[[], int] | None = None,
+        disk: CacheDisk | None = None,
     ) -> None:
         clock = clock or MonotonicClock()
         self.failure: TroupeError | None = None
-        self.cast = _cast(config, facts, engine, thread, clock, footprint)
+        self.cast = _cast(config, facts, engine, thread, clock, footprint, disk)
         self._on_failure = on_failure
         self._tick_s = tick_s
         self._running = False
@@ -137,6 +143,21 @@ class Troupe:
         """Refuse new requests from now on, and wait until the last row has ended."""
         await self._ask(to_admission.Drain)
 
+    async def cache_opened(self) -> None:
+        """Wait until the prefix cache knows what its disk holds."""
+        await self.cast.cache_store.opened.wait()
+
+    async def flush_cache(self) -> None:
+        """Bring to disk what the prefix cache has in RAM only; returns when that is done, or cannot be."""
+        if not self._running:
+            return
+        reply: Reply[None] = Reply()
+        try:
+            self.cast.cache_store.ref.tell(to_cache.Flush(reply))
+            await reply
+        except (ActorDied, InboxFull) as error:
+            logger.warning("the prefix cache was not flushed: %s", error)
+
     def cancel(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
         if not self._running:
@@ -153,6 +174,7 @@ class Troupe:
         self.admission.tell(to_admission.Tick())
         self.cast.prefill.ref.tell(to_prefill.Tick())
         self.cast.memory_enforcer.ref.tell(to_memory.Tick())
+        self.cast.cache_store.ref.tell(to_cache.Tick())
 
     def thread_died(self, error: BaseException) -> None:
         """The engine's thread has ended by an exception. May be called from any thread."""
@@ -171,10 +193,7 @@ class Troupe:
             prompt_tokens=prefill.prompt_tokens,
             completion_tokens=decode.completion_tokens,
             finished=dict(admission.finished),
-            cache_queries_tokens=cache.queried_tokens,
-            cache_hits_tokens=cache.hit_tokens,
-            cache_pages=cache.tree.pages,
-            cache_bytes=cache.held_bytes,
+            cache=cache.statistics(),
             memory_active_bytes=sample.active_bytes,
             memory_pool_bytes=sample.pool_bytes,
             memory_peak_bytes=sample.peak_bytes,
@@ -234,23 +253,47 @@ def _cast(
     thread: JobThread,
     clock: Clock,
     footprint: Callable[[], int] | None,
+    disk: CacheDisk | None,
 ) -> Cast:
-    store = CacheStoreCore(
-        page_tokens=config.page_tokens, page_bytes=facts.page_bytes, budget_bytes=config.prefix_cache_bytes
+    store = CacheStoreCore(cache_policy(config, facts), clock=clock)
+    page_tokens = config.page_tokens if store.tree.budget_bytes else 0
+    keep = KeepRules(
+        page_tokens,
+        facts.checkpoints,
+        spacing_pages(facts.page_bytes, facts.checkpoint_bytes),
+        config.page_tokens if facts.checkpoints else 0,
     )
-    page_tokens = config.page_tokens if store.tree.budget_pages else 0
     gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
     policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
-    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), page_tokens=page_tokens, clock=clock)
-    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=page_tokens, clock=clock)
+    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock)
+    pages_of_output = 0 if facts.checkpoints else page_tokens  # a finished row's state is not at a known token
+    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=pages_of_output, clock=clock)
     inbox = config.inbox
     return Cast(
         admission=AdmissionActor(AdmissionCore(gates, clock=clock), inbox=inbox, clock=clock),
         prefill=PrefillActor(prefill, inbox=inbox, clock=clock),
         decode=DecodeActor(decode, inbox=inbox, clock=clock),
         executor=ExecutorActor(engine, thread, inbox=inbox, clock=clock),
-        cache_store=CacheStoreActor(store, inbox=inbox, clock=clock),
+        cache_store=CacheStoreActor(store, inbox=inbox, clock=clock, disk=disk),
         memory_enforcer=MemoryEnforcerActor(config.memory_limit_bytes, inbox=inbox, clock=clock, footprint=footprint),
+    )
+
+
+def cache_policy(config: RuntimeConfig, facts: EngineFacts) -> CachePolicy:
+    """The cache's settings for a model; one whose caches have no stored form gets no cache."""
+    worth = facts.cache_reason is None and (facts.page_bytes > 0 or facts.checkpoints)
+    if facts.cache_reason is not None:
+        logger.info("prefix cache: off, %s", facts.cache_reason)
+    return CachePolicy(
+        page_tokens=config.page_tokens,
+        page_bytes=facts.page_bytes,
+        budget_bytes=config.prefix_cache_bytes if worth else 0,
+        checkpoints=facts.checkpoints,
+        checkpoint_bytes=facts.checkpoint_bytes,
+        spill=config.cache_spill,
+        spill_queue=config.cache_spill_queue,
+        restore_timeout_s=config.cache_restore_timeout_s,
+        max_stores=config.cache_max_stores,
     )
 
 

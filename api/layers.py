@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE = "MLX_TROUPE_CONFIG"
 _PREFIX = "MLX_TROUPE_"
 _CLOSE = 0.85
+_CACHE_VARIABLE = "MLX_TROUPE_CACHE"  # where the runtime keeps models and prefixes; no setting
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -123,7 +124,7 @@ def _hint(name: str, options: Mapping[str, Option]) -> str:
 
 def _misspelt(environment: Mapping[str, str], options: Mapping[str, Option]) -> list[str]:
     """Variables that look like a setting's and are none. Others of the prefix may belong to something else."""
-    known = {option.variable for option in options.values()} | {CONFIG_VARIABLE}
+    known = {option.variable for option in options.values()} | {CONFIG_VARIABLE, _CACHE_VARIABLE}
     found = []
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ..runtime.config import RuntimeConfig
@@ -54,6 +54,28 @@ class PulledModel(Protocol):
     revision: str
 
 
+class CachedPrefixes(Protocol):
+    """One model's prefixes on this disk."""
+
+    folder: str
+    about: str
+    pages: int
+    bytes: int
+    in_use: bool
+    damaged: tuple[str, ...]
+    problem: str
+
+
+class PrefixFolder(Protocol):
+    """The prefixes of all models on this disk."""
+
+    def reports(self) -> Sequence[CachedPrefixes]: ...
+
+    def verify(self) -> Sequence[CachedPrefixes]: ...
+
+    def clear(self) -> tuple[int, Sequence[CachedPrefixes]]: ...
+
+
 class Catalog(Protocol):
     """The models on this disk. All raise TroupeError whose text says what to do."""
 
@@ -78,6 +100,14 @@ def catalog() -> Catalog:
     from ..runtime import catalog as module
 
     found: Any = module
+    return found  # type: ignore[no-any-return]
+
+
+def prefix_cache(folder: str) -> PrefixFolder:
+    """The prefix cache in a folder; an empty name is the user's."""
+    from ..runtime.prefix_cache import PrefixFolder as Real
+
+    found: Any = Real(folder)
     return found  # type: ignore[no-any-return]
 
 

@@ -98,6 +98,7 @@ def _common(
         timeout_s=settings.request_timeout_s if timeout_s is None else timeout_s,
         priority=whole(request.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache=request.cache is not False,
+        cache_salt=request.cache_salt or "",
     )
 
 

@@ -29,6 +29,17 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         overlap: "auto" measures at start, "launch" and "build" force a way, "off" is one step at a time.
         page_tokens: tokens of one page of the prefix cache.
         prefix_cache_bytes: RAM the prefix cache may hold; 0 turns it off.
+        cache_dir: folder of the prefix cache on disk; empty is `prefixes` in the user's cache folder.
+        cache_disk_bytes: disk the prefix cache may hold, for all models together; 0 leaves the disk alone.
+        cache_spill: "write-through" writes pages to disk once they are stored, "write-back" when RAM gets full and at
+            the end.
+        cache_spill_queue: most pages waiting for the disk; more are not written.
+        cache_restore_timeout_s: longest a request waits for pages from disk before its prompt is computed.
+        cache_max_stores: stores under way at which no new prompt begins.
+        cache_flush_timeout_s: longest a stop waits for pages on their way to disk.
+        cache_salt: keeps the prefixes of this runtime apart, besides what requests bring.
+        warm_prompts: file of prefixes to compute at start, one JSON value a line: a string, a list of token ids, or
+            {"messages": [...]}; empty is none.
         memory_limit_bytes: hard stop of admissions; None is a share of the machine's memory.
         step_timeout_s: a step older than this turns readiness red.
         drain_timeout_s: how long a stop waits for running requests.
@@ -54,6 +65,15 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Literal["auto", "launch", "build", "off"] = "auto"
     page_tokens: Count = 256
     prefix_cache_bytes: NotNegative = 1 << 30
+    cache_dir: str = ""
+    cache_disk_bytes: NotNegative = 0
+    cache_spill: Literal["write-through", "write-back"] = "write-through"
+    cache_spill_queue: Count = 64
+    cache_restore_timeout_s: Seconds = 5.0
+    cache_max_stores: Count = 16
+    cache_flush_timeout_s: Seconds = 20.0
+    cache_salt: str = ""
+    warm_prompts: str = ""
     memory_limit_bytes: Count | None = None
     step_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0

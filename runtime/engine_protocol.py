@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .messages.decode import ChunksResult, RowsFailed, StepResult
     from .messages.executor import StepPlan
     from .messages.memory_enforcer import MemorySample
+    from .page_blob import PageBlob
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         vocab_size: ids below it are legal.
         context_length: most tokens of one row.
-        page_bytes: bytes of one page; 0 when the model's KV cannot be cut into pages.
+        page_bytes: bytes of one page of the layers that can be cut; 0 when there are none.
+        checkpoints: whether some state cannot be cut (windows, chunks, recurrent), so that prefixes need checkpoints.
+        checkpoint_bytes: most bytes of one.
+        cache_reason: why no prefix of this model can be kept; None when they can.
         overlap: "launch", "build" or "off", as chosen.
         overlap_reason: why, in words for the log.
         layout: "batched" or "row-by-row", with the reason after a colon.
@@ -34,6 +38,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     page_bytes: int = 0
+    checkpoints: bool = False
+    checkpoint_bytes: int = 0
+    cache_reason: str | None = None
     overlap: str = "launch"
     overlap_reason: str = ""
     layout: str = "batched"
@@ -55,7 +62,7 @@ class Engine(Protocol):
         ...
 
     def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """Name pages put aside for `row` by (index, id), or free those with the id NO_PAGE; others stay aside.
+        """Name pieces put aside for `row` by (end, id), or free those with the id NO_PAGE; others stay aside.
 
         Returns the ids that could not be had.
         """
@@ -63,6 +70,14 @@ class Engine(Protocol):
 
     def drop(self, pages: tuple[int, ...]) -> None:
         """Free pages; unknown ids are ignored."""
+        ...
+
+    def read_page(self, page: int) -> PageBlob | None:
+        """A page's bytes, evaluated; None for an unknown id. The page stays."""
+        ...
+
+    def load_page(self, page: int, blob: PageBlob) -> None:
+        """Make a page of bytes. Raises ValueError when they are not what this model's pages are."""
         ...
 
     def sample_memory(self, *, clear_pool: bool) -> MemorySample:

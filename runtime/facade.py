@@ -9,6 +9,7 @@ Belongs to the event loop it was entered on. Several runtimes may live in one pr
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import sys
 import uuid
@@ -36,6 +37,7 @@ from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation
 from .loading import load_engine, on_thread
 from .metrics import RuntimeMetrics
 from .mlx_thread import MlxThread, ThreadEnded
+from .prefix_cache import cache_folder, cache_root, namespace, read_warm_prompts
 from .request import Request
 from .sampling_params import check_token_ids
 from .service import Readiness, Statistics
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from ..actors.cache_disk import ThreadedDisk
     from ..actors.troupe import Troupe
     from .clock import Clock
     from .events import Event, Usage
@@ -54,8 +57,12 @@ if TYPE_CHECKING:
     from .models.progress import Report
     from .text import TextService
 
+logger = logging.getLogger(__name__)
+
 THREAD_STOP_S = 30.0
 CANCEL_GRACE_S = 5.0
+CACHE_OPEN_S = 10.0
+"""A disk that is slower to say what it holds says it while requests are served."""
 
 
 class RequestStream:
@@ -123,6 +130,13 @@ class Runtime:
         self._troupe = troupe
         if self._metrics is not None:
             self._metrics.loaded(self._clock.now() - began_s)
+        try:
+            with anyio.move_on_after(CACHE_OPEN_S):
+                await troupe.cache_opened()
+            await self._warm()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
@@ -132,12 +146,20 @@ class Runtime:
         self._end_all(NotReady("the server is shutting down; try again later", code="shutting_down"))
         group, self._group = self._group, None
         try:
+            await self._flush()
             if group is not None:
                 group.cancel_scope.cancel()
                 await group.__aexit__(None, None, None)
         finally:
             self._troupe = None
             await self._free()
+
+    async def _flush(self) -> None:
+        """Let the prefix cache finish its writing, for a while."""
+        if self._troupe is None or not self.config.cache_disk_bytes:
+            return
+        with anyio.move_on_after(self.config.cache_flush_timeout_s, shield=True):
+            await self._troupe.flush_cache()
 
     async def _free(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -152,9 +174,41 @@ class Runtime:
         self._stack.push_async_callback(_free, loaded)
         self._loaded = loaded
         self._metrics = RuntimeMetrics(loaded.info.name, self.statistics)
-        troupe = Troupe(self.config, loaded.facts, loaded.engine, thread, clock=self._clock, on_failure=self._fail)
+        troupe = Troupe(
+            self.config,
+            loaded.facts,
+            loaded.engine,
+            thread,
+            clock=self._clock,
+            on_failure=self._fail,
+            disk=self._disk(loaded),
+        )
         thread.on_death = troupe.thread_died
         return troupe
+
+    def _disk(self, loaded: LoadedEngine) -> ThreadedDisk | None:
+        """The prefix cache's disk, if it may have one; its thread ends after the troupe."""
+        from ..actors.cache_disk import ThreadedDisk
+        from .disk import DiskTier
+
+        if not (self.config.cache_disk_bytes and self.config.prefix_cache_bytes) or loaded.facts.cache_reason:
+            return None
+        root = cache_root(self.config, loaded)
+        tier = DiskTier(cache_folder(self.config.cache_dir), root, self.config.cache_disk_bytes, about=loaded.info.name)
+        thread = MlxThread("prefix-cache-disk")
+        disk = ThreadedDisk(tier, thread)
+        self._stack.push_async_callback(_stop_thread, thread)
+        self._stack.callback(disk.close)
+        return disk
+
+    async def _warm(self) -> None:
+        """Compute the prefixes of the warm-up file, one after the other."""
+        if not self.config.warm_prompts:
+            return
+        prefixes = await read_warm_prompts(self.config.warm_prompts)
+        for generation in prefixes:
+            await self.complete(generation)
+        logger.info("prefix cache: %d prefixes warm", len(prefixes))
 
     def _fail(self, error: BaseException) -> None:
         """An actor or the MLX thread died: no request can be served any more."""
@@ -279,6 +333,9 @@ class Runtime:
         stops = frozenset(generation.stop_token_ids) | (frozenset() if generation.ignore_eos else loaded.end_ids)
         seed = generation.sampling.seed
         first_seed = self._random.getrandbits(63) if seed is None else seed
+        chat = generation.messages is not None
+        turn_start = loaded.turns.turn_start(prompt) if chat else None
+        shared = namespace(self.config, generation)
         leader = self._next_row
         self._next_row += generation.n
         return [
@@ -298,6 +355,9 @@ class Runtime:
                 deadline_s=None if generation.timeout_s is None else arrived_s + generation.timeout_s,
                 priority=generation.priority,
                 cache=generation.cache,
+                namespace=shared,
+                turn_start=turn_start,
+                reasoning=loaded.turns.dropped_reasoning if chat else (),
                 on_end=self._ended,
                 gaps=self._metrics.gaps if self._metrics is not None else None,
             )

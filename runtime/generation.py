@@ -34,6 +34,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         timeout_s: the whole request, queue included, ends with reason "timeout" after so long.
         priority: lower is served first; equal ones first come, first served.
         cache: False keeps this request out of the prefix cache.
+        cache_salt: prefixes are shared only with requests of the same salt.
         request_id: for logs, `cancel` and the API; made up when empty.
     """
 
@@ -53,6 +54,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     priority: int = 0
     cache: bool = True
+    cache_salt: str = ""
     request_id: str = ""
 
 

@@ -13,6 +13,7 @@ from .engine_protocol import Engine, EngineFacts
 from .generation import ModelInfo
 from .mlx_thread import MlxThread
 from .text import TextService
+from .text.turns import TurnFacts, learn_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,8 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     Attributes:
         input_ids: token ids of prompts lie below it.
         end_ids: the model's own end tokens.
+        fingerprint: of the weights, see models/fingerprint.py.
+        turns: what the chat template does from turn to turn.
     """
 
     engine: Engine
@@ -43,6 +46,8 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     info: ModelInfo
     input_ids: int
     end_ids: frozenset[int]
+    fingerprint: str = ""
+    turns: TurnFacts = TurnFacts()
 
 
 async def on_thread(thread: MlxThread, job: Callable[[], T]) -> T:
@@ -91,7 +96,10 @@ async def load_engine(
             {spec.name, spec.served_name, config.model or spec.name} - {config.served_name or spec.served_name}
         ),
     )
-    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, loaded.eos_ids | text.eos_token_ids)
+    end_ids = loaded.eos_ids | text.eos_token_ids
+    identity = await anyio.to_thread.run_sync(lambda: _fingerprint(spec, config))
+    turns = await learn_turns(text)
+    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, end_ids, identity, turns)
 
 
 def _aliases(spec: ModelSpec, config: RuntimeConfig) -> tuple[str, ...]:
@@ -114,6 +122,13 @@ def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:
         served_name=config.served_name,
         progress=progress or ignore,
     )
+
+
+def _fingerprint(spec: ModelSpec, config: RuntimeConfig) -> str:
+    """Only what the disk holds outlives the model."""
+    from .models.fingerprint import fingerprint
+
+    return fingerprint(spec) if config.cache_disk_bytes else ""
 
 
 def _build(spec: ModelSpec, config: RuntimeConfig, clock: Clock) -> tuple[LoadedModel, Engine, EngineFacts]:

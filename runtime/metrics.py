@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from .cache_metrics import cache_families
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -124,8 +126,6 @@ class RuntimeMetrics(Collector):
             "num_requests_running": now.running,
             "num_requests_prefilling": now.prefilling,
             "num_requests_waiting": now.waiting,
-            "prefix_cache_pages": now.cache_pages,
-            "prefix_cache_bytes": now.cache_bytes,
             "memory_active_bytes": now.memory_active_bytes,
             "memory_pool_bytes": now.memory_pool_bytes,
             "memory_peak_bytes": now.memory_peak_bytes,
@@ -136,12 +136,13 @@ class RuntimeMetrics(Collector):
         counters = {
             "generation_tokens": now.completion_tokens,
             "engine_steps": now.steps,
-            "prefix_cache_queries": now.cache_queries_tokens,
-            "prefix_cache_hits": now.cache_hits_tokens,
+            "prefix_cache_queries": now.cache.queried_tokens,
+            "prefix_cache_hits": now.cache.hit_tokens,
         }
         for name, value in counters.items():
             yield self._family(CounterMetricFamily, name, value)
         yield self.gaps.family()
+        yield from cache_families(now.cache, PREFIX, self._model)
         yield from self._actors(now)
 
     def _family(self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, value: float) -> Metric:

@@ -1,300 +1,234 @@
-"""Which pages hold the KV of which token prefixes: a tree of whole pages over token ids.
+"""Which pages hold which token prefixes, and where: a tree of whole pages and tails over token ids, in two tiers.
 
-A node is one page; its key is the page's own tokens, its path from the root is the whole prefix. Only page ids live
-here, the KV itself is the engine's. Owned by the cache-store; not thread-safe.
+A node is one page (or a tail: a shorter last piece); its path from the root of its namespace is the whole prefix. RAM
+pages are known by ids, the KV itself is the engine's; disk pages by their chain. Models whose state cannot be cut carry
+checkpoints: their matches end where one is. Owned by the cache-store; not thread-safe.
 
 Invariants (each has a test of its name):
 - `match_is_token_exact`: pages are compared by their tokens, never by a hash alone; a match may end inside one.
+- `a_match_with_checkpoints_ends_at_one`: the deepest, never inside a page.
 - `leased_pages_stay`: a page leased to a row is neither evicted nor reclaimed; a lease covers the page's whole path.
-- `eviction_takes_leaves_first`: the least recently used page without children and leases goes first.
+- `eviction_takes_leaves_first`: the least recently used page without children and leases in its tier goes first.
 - `budget_is_never_exceeded`: an insertion that finds no room stores less.
+- `tiers_are_closed`: with a page, all pages before it are in its tier.
+- `namespaces_share_nothing`.
 """
 
 from __future__ import annotations
 
-import heapq
-from array import array
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from .prefix_match import deepest_checkpoint, longest_slice, walk
+from .prefix_page import KEY_BYTES, Page, PageRecord, token_key
+from .prefix_tiers import TieredPages
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_BYTES = array("i").itemsize
-
 
 class PrefixMatch(msgspec.Struct, frozen=True):
-    """Pages from the prompt's start and how many tokens of them are meant; the last page may be used in part."""
+    """The longest stored prefix of a prompt.
+
+    Attributes:
+        pages: ids, from the prompt's start; the last page may be used in part.
+        tokens: how many tokens of them are meant.
+        branch: tokens up to which whole pages are known past the deepest checkpoint; 0 when none are.
+    """
 
     pages: tuple[int, ...] = ()
     tokens: int = 0
+    branch: int = 0
 
 
-class Insertion(msgspec.Struct, frozen=True):
-    """What an insertion did: (page index, new page id) pairs, and ids evicted to make room."""
-
-    added: tuple[tuple[int, int], ...] = ()
-    evicted: tuple[int, ...] = ()
-
-
-class Page:
-    """One page in the tree. `key` is its tokens as int32 bytes; `used` counts up with every use of the tree."""
-
-    __slots__ = ("by_first", "children", "key", "leases", "page_id", "parent", "used")
-
-    def __init__(self, page_id: int, key: bytes, parent: Page | None) -> None:
-        self.page_id = page_id
-        self.key = key
-        self.parent = parent
-        self.children: dict[bytes, Page] = {}
-        self.by_first: dict[bytes, dict[int, Page]] = {}
-        self.leases = 0
-        self.used = 0
-
-    def add_child(self, child: Page) -> None:
-        """Link a page below this one."""
-        self.children[child.key] = child
-        self.by_first.setdefault(child.key[:_BYTES], {})[child.page_id] = child
-
-    def remove_child(self, child: Page) -> None:
-        """Unlink a page below this one."""
-        del self.children[child.key]
-        same_first = self.by_first[child.key[:_BYTES]]
-        del same_first[child.page_id]
-        if not same_first:
-            del self.by_first[child.key[:_BYTES]]
-
-
-class PrefixTree:
+class PrefixTree(TieredPages):
     """The tree.
 
     Args:
         page_tokens: tokens of a page.
-        budget_pages: most pages held.
+        token_bytes: what a token's cuttable KV takes.
+        budget_bytes, disk_budget_bytes: most bytes held in each tier.
+        checkpoints: whether the model has state that cannot be cut, so that matches must end at a checkpoint.
+        checkpoint_bytes: what a checkpoint takes at most.
     """
 
-    def __init__(self, *, page_tokens: int, budget_pages: int) -> None:
+    def __init__(
+        self,
+        *,
+        page_tokens: int,
+        token_bytes: float,
+        budget_bytes: int,
+        checkpoints: bool = False,
+        checkpoint_bytes: int = 0,
+        disk_budget_bytes: int = 0,
+    ) -> None:
+        super().__init__(budget_bytes, disk_budget_bytes)
         self.page_tokens = page_tokens
-        self.budget_pages = budget_pages
-        self.leased_pages = 0
-        self._root = Page(0, b"", None)
-        self._pages: dict[int, Page] = {}
-        self._leases: dict[int, list[Page]] = {}
-        self._idle: list[tuple[int, int]] = []  # heap of (used, id); entries that no longer hold are skipped
-        self._last_id = 0
-        self._uses = 0
+        self.checkpoints = checkpoints
+        self._token_bytes = token_bytes
+        self._checkpoint_bytes = checkpoint_bytes
+        self._width = page_tokens * KEY_BYTES
 
-    @property
-    def pages(self) -> int:
-        """Pages held."""
-        return len(self._pages)
+    def match(
+        self, row: int, tokens: Sequence[int], limit: int, namespace: str = "", *, ram_only: bool = False
+    ) -> PrefixMatch:
+        """Lease to `row` the longest stored prefix of `tokens`, at most `limit` tokens; replaces its former lease.
 
-    @property
-    def evictable_pages(self) -> int:
-        """Pages that could be evicted, leaves first, until only leased ones are left."""
-        return len(self._pages) - self.leased_pages
-
-    def match(self, row: int, tokens: Sequence[int], limit: int) -> PrefixMatch:
-        """Lease to `row` the longest stored prefix of `tokens`, at most `limit` tokens; replaces its former lease."""
-        self.unlease(row)
-        key = _key(tokens[:limit])
-        path, covered = self._walk(key)
-        page, common = _longest_common(path[-1] if path else self._root, key[covered:])
-        if page is not None:
-            path.append(page)
-        if not path:
-            return PrefixMatch()
-        self._touch(path)
-        self._lease(row, path)
-        return PrefixMatch(tuple(page.page_id for page in path), (covered + common) // _BYTES)
-
-    def unlease(self, row: int) -> None:
-        """End the lease of `row`; nothing happens when it has none."""
-        for page in self._leases.pop(row, ()):
-            page.leases -= 1
-            if not page.leases:
-                self.leased_pages -= 1
-                self._offer_leaf(page)
-
-    def insert(self, tokens: Sequence[int], first_page: int, last_page: int) -> Insertion:
-        """Store pages `first_page` .. `last_page` - 1 of `tokens`, as far as there is room.
-
-        Pages that are held already are left alone. Without the pages before `first_page` nothing can be stored.
+        With `ram_only`, as if there were no disk.
         """
-        width = self.page_tokens * _BYTES
-        key = _key(tokens[: last_page * self.page_tokens])
-        path, covered = self._walk(key)
-        held = covered // width
-        if held < first_page:
-            return Insertion()
-        added: list[tuple[int, int]] = []
-        evicted: list[int] = []
-        parent = path[-1] if path else self._root
-        for index in range(held, last_page):
-            if not self._make_room(path, evicted):
-                break
-            parent = self._add(parent, key[index * width : (index + 1) * width])
-            path.append(parent)
-            added.append((index, parent.page_id))
+        self.unlease(row)
+        root = self._roots.get(namespace)
+        if root is None:
+            return PrefixMatch()
+        key = token_key(tokens[:limit])
+        path = walk(root, key, self._width, ram_only=ram_only)
+        covered = common = path[-1].end if path else 0
+        if self.checkpoints:
+            path = deepest_checkpoint(root, path, key, self._width, ram_only=ram_only)
+            common = path[-1].end if path else 0
+        else:
+            node = path[-1] if path else root
+            page, more = longest_slice(node, key[covered * KEY_BYTES :], ram_only=ram_only)
+            if page is not None:
+                path.append(page)
+                common += more // KEY_BYTES
         self._touch(path)
-        return Insertion(tuple(added), tuple(evicted))
+        self.lease(row, path)
+        return PrefixMatch(tuple([page.page_id for page in path]), common, covered if covered > common else 0)
 
-    def evict(self, count: int) -> tuple[int, ...]:
-        """Remove up to `count` pages that nobody leases, leaves first, least recently used first; returns their ids."""
-        evicted: list[int] = []
-        while len(evicted) < count and (page := self._pop_leaf(())) is not None:
-            evicted.append(page.page_id)
-            self._remove(page)
-        return tuple(evicted)
+    def insert(
+        self, tokens: Sequence[int], ends: Sequence[int], checkpoints: Iterable[int] = (), namespace: str = ""
+    ) -> tuple[tuple[int, int], ...]:
+        """Take in pieces of `tokens` as far as there is room: (end, page id) of those that the engine must keep.
 
-    def forget(self, pages: Iterable[int]) -> tuple[int, ...]:
-        """Remove pages and all below them, leased or not; returns every id removed."""
-        removed: list[int] = []
-        for page_id in pages:
-            page = self._pages.get(page_id)
-            stack = [] if page is None else [page]
-            order: list[Page] = []
-            while stack:
-                order.append(stack.pop())
-                stack.extend(order[-1].children.values())
-            for below in reversed(order):
-                self._drop_leases(below)
-                self._remove(below)
-                removed.append(below.page_id)
-        return tuple(removed)
+        A piece goes from the last page boundary before its end to its end. What is held already is left alone, unless
+        the piece brings a checkpoint that was missing. Nothing is stored behind a gap.
+
+        Args:
+            ends: where the pieces end, ascending.
+            checkpoints: ends at which the pieces carry state.
+        """
+        with_state = set(checkpoints)
+        root = self._roots.get(namespace) or Page(0, b"", None, namespace)
+        key = token_key(tokens)
+        kept: list[tuple[int, int]] = []
+        for end in ends:
+            low = (end - 1) // self.page_tokens * self._width
+            path = walk(root, key[:low], self._width)
+            if len(path) * self._width != low or (path and not path[-1].in_ram):
+                break
+            page = self._take(path, root, key[low : end * KEY_BYTES], state=end in with_state)
+            if page is not None:
+                kept.append((end, page.page_id))
+                path.append(page)
+            self._touch(path)
+        return tuple(kept)
+
+    def _take(self, path: list[Page], root: Page, key: bytes, *, state: bool) -> Page | None:
+        """The page that is to get this piece's KV; None when it is not wanted or finds no room."""
+        parent = path[-1] if path else root
+        page = parent.children.get(key)
+        if page is None and not self.checkpoints and self._covered(parent, key):
+            return None
+        if page is not None and (page.ram_state >= state if page.in_ram else page.disk_state > state):
+            return None
+        size = self.size(len(key) // KEY_BYTES, state=state)
+        with self.pin(path if page is None else [*path, page]):
+            if not self._make_room(size - (0 if page is None else page.ram_bytes)):
+                return None
+        page = page or self._add(parent, key)
+        self._set_ram(page, size, state=state)
+        if not self.checkpoints:
+            self._drop_shorter(parent, page)
+        return page
+
+    def _covered(self, parent: Page, key: bytes) -> bool:
+        """Whether a piece in RAM begins with this tail."""
+        if len(key) == self._width:
+            return False
+        return any(child.in_ram and child.key.startswith(key) for child in parent.children.values())
+
+    def _drop_shorter(self, parent: Page, page: Page) -> None:
+        """A new piece makes the tails that it begins with useless."""
+        shorter = [tail for tail in parent.tails(page.key, self._width) if tail is not page and not tail.leases]
+        self.forget([tail.page_id for tail in shorter])
+
+    def size(self, tokens: int, *, state: bool) -> int:
+        """Bytes that a piece takes in RAM. At least one, so that even empty pages are bounded."""
+        return max(1, round(tokens * self._token_bytes)) + (self._checkpoint_bytes if state else 0)
+
+    def restored(self, page: Page) -> bool:
+        """Make room for a page that comes back from disk and count it as in RAM; False when there is none."""
+        if page.in_ram:
+            return True
+        parent = page.parent
+        if not page.on_disk or parent is None or not (parent.in_ram or parent.parent is None):
+            return False
+        size = self.size(len(page.key) // KEY_BYTES, state=page.disk_state)
+        with self.pin(page.path()):
+            if not self._make_room(size):
+                return False
+        self._set_ram(page, size, state=page.disk_state)
+        return True
+
+    def adopt(self, record: PageRecord) -> bool:
+        """Take in what the disk holds from an earlier life; parents first. False when it fits nowhere."""
+        root = self._roots.get(record.namespace) or Page(0, b"", None, record.namespace)
+        parent = root if record.parent == root.chain else self._chains.get(record.parent)
+        fits = parent is not None and len(parent.key) in (0, self._width) and 0 < len(record.key) <= self._width
+        if parent is None or not fits or len(record.key) % KEY_BYTES or record.key in parent.children:
+            return False
+        if Page(0, record.key, parent, record.namespace).chain != record.chain:
+            return False
+        page = self._add(parent, record.key)
+        page.used = record.used
+        self._uses = max(self._uses, record.used)
+        self.written(page, record.file_bytes, state=record.state)
+        return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless links, leases, counters, budget and the idle heap agree."""
+        """Raise AssertionError unless links, leases, counters, budgets and orders agree.
+
+        The integrity law: free + leased + evictable = budget, and what is leased is what rows and pins hold.
+        """
         seen: dict[int, Page] = {}
-        stack = [self._root]
+        for root in self._roots.values():
+            assert root.children, "an empty namespace"
+            self._check_below(root, seen)
+        assert seen == self._pages
+        assert {page.chain: page for page in seen.values()} == self._chains
+        self._check_sums(list(seen.values()))
+        self._ram.check()
+        self._disk.check()
+
+    def _check_below(self, root: Page, seen: dict[int, Page]) -> None:
+        stack = [root]
         while stack:
             node = stack.pop()
             assert sum(len(same) for same in node.by_first.values()) == len(node.children)
+            assert node.ram_children == sum(child.in_ram for child in node.children.values())
+            assert node.disk_children == sum(child.on_disk for child in node.children.values())
             for key, child in node.children.items():
                 assert child.parent is node
                 assert child.key == key
-                assert len(key) == self.page_tokens * _BYTES
-                assert node is self._root or node.leases >= child.leases
+                assert len(key) == self._width or not child.children, "a tail has no children"
+                assert child.in_ram or child.on_disk, "a page that is nowhere"
+                assert node is root or node.in_ram >= child.in_ram, "RAM is not closed"
+                assert node is root or node.on_disk >= child.on_disk, "the disk is not closed"
                 assert child.page_id not in seen
                 seen[child.page_id] = child
                 stack.append(child)
-        assert seen == self._pages
-        assert len(seen) <= self.budget_pages
-        counts = dict.fromkeys(seen, 0)
+
+    def _check_sums(self, pages: list[Page]) -> None:
+        counts = {page.page_id: 0 for page in pages}
         for path in self._leases.values():
             for page in path:
                 counts[page.page_id] += 1
-        assert counts == {page_id: page.leases for page_id, page in seen.items()}
-        assert self.leased_pages == sum(count > 0 for count in counts.values())
-        idle = {entry for entry in self._idle if entry[1] in seen}
-        leaves = {(page.used, page.page_id) for page in seen.values() if not page.children and not page.leases}
-        assert leaves <= idle
-
-    def _walk(self, key: bytes) -> tuple[list[Page], int]:
-        """Whole pages along `key`, and how many of its bytes they cover."""
-        width = self.page_tokens * _BYTES
-        path: list[Page] = []
-        node, at = self._root, 0
-        while at + width <= len(key) and (child := node.children.get(key[at : at + width])) is not None:
-            path.append(child)
-            node, at = child, at + width
-        return path, at
-
-    def _touch(self, path: list[Page]) -> None:
-        """Mark a path as just used, the deepest page least recently, so that leaves go before their parents."""
-        for page in reversed(path):
-            self._uses += 1
-            page.used = self._uses
-            self._offer_leaf(page)
-
-    def _lease(self, row: int, path: list[Page]) -> None:
-        for page in path:
-            page.leases += 1
-            self.leased_pages += page.leases == 1
-        self._leases[row] = path
-
-    def _drop_leases(self, page: Page) -> None:
-        """Take a page that is about to go out of every lease."""
-        if not page.leases:
-            return
-        for path in self._leases.values():
-            if page in path:
-                path.remove(page)
-        page.leases = 0
-        self.leased_pages -= 1
-
-    def _make_room(self, path: list[Page], evicted: list[int]) -> bool:
-        """See that one more page fits, without evicting the path that it hangs on."""
-        if len(self._pages) < self.budget_pages:
-            return True
-        page = self._pop_leaf(path)
-        if page is None:
-            return False
-        evicted.append(page.page_id)
-        self._remove(page)
-        return True
-
-    def _add(self, parent: Page, key: bytes) -> Page:
-        self._last_id += 1
-        page = Page(self._last_id, key, parent)
-        parent.add_child(page)
-        self._pages[page.page_id] = page
-        return page
-
-    def _remove(self, page: Page) -> None:
-        parent = page.parent
-        assert parent is not None
-        parent.remove_child(page)
-        del self._pages[page.page_id]
-        page.parent = None
-        if parent is not self._root:
-            self._offer_leaf(parent)
-
-    def _offer_leaf(self, page: Page) -> None:
-        if not page.children and not page.leases:
-            heapq.heappush(self._idle, (page.used, page.page_id))
-            if len(self._idle) > 4 * len(self._pages) + 64:
-                self._idle = sorted(entry for entry in set(self._idle) if self._holds(entry))
-
-    def _holds(self, entry: tuple[int, int]) -> bool:
-        page = self._pages.get(entry[1])
-        return page is not None and page.used == entry[0] and not page.children and not page.leases
-
-    def _pop_leaf(self, spare: Sequence[Page]) -> Page | None:
-        """The least recently used page that may go; `spare` is a path whose last page may not."""
-        spared: tuple[int, int] | None = None
-        found: Page | None = None
-        while self._idle and found is None:
-            entry = heapq.heappop(self._idle)
-            if not self._holds(entry):
-                continue
-            page = self._pages[entry[1]]
-            if spare and page is spare[-1]:
-                spared = entry
-            else:
-                found = page
-        if spared is not None:
-            heapq.heappush(self._idle, spared)
-        return found
-
-
-def _key(tokens: Sequence[int]) -> bytes:
-    return array("i", tokens).tobytes()
-
-
-def _longest_common(node: Page, rest: bytes) -> tuple[Page | None, int]:
-    """The child that shares the longest start with `rest`, and how many bytes (whole tokens) it shares."""
-    best, best_common = None, 0
-    for child in node.by_first.get(rest[:_BYTES], {}).values():
-        low, high = _BYTES, min(len(rest), len(child.key))
-        while low < high:  # the longest equal start, by halving
-            middle = (low + high + 1) // 2
-            if rest[:middle] == child.key[:middle]:
-                low = middle
-            else:
-                high = middle - 1
-        common = low - low % _BYTES
-        if common > best_common:
-            best, best_common = child, common
-    return best, best_common
+        assert counts == {page.page_id: page.leases for page in pages}
+        assert self.ram_bytes == sum(page.ram_bytes for page in pages) <= self.budget_bytes
+        assert self.disk_bytes == sum(page.disk_bytes for page in pages)
+        assert self.leased_bytes == sum(page.ram_bytes for page in pages if page.leases)
+        assert self.ram_pages == sum(page.in_ram for page in pages)
+        assert self.disk_pages == sum(page.on_disk for page in pages)
+        assert all((page.ram_bytes > 0) == page.in_ram for page in pages)

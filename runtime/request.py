@@ -77,6 +77,11 @@ class Request:
         constraint: masks its tokens; handed to the engine when the row joins.
         on_end: called once with the request, when it has ended.
         gaps: hears the seconds between two tokens.
+        cache: whether it takes from the prefix cache and gives to it.
+        namespace: whose cached prefixes it shares.
+        turn_start: where the generation prompt begins; None when that is not known.
+        reasoning: ids that open reasoning which the next turn's template drops; an output that begins with them, or
+            goes on from a prompt that ends with them, is not worth keeping. Empty when it drops nothing.
     """
 
     __slots__ = (
@@ -97,10 +102,12 @@ class Request:
         "leader",
         "max_tokens",
         "min_tokens",
+        "namespace",
         "on_end",
         "output",
         "priority",
         "prompt",
+        "reasoning",
         "request_id",
         "row",
         "running_s",
@@ -108,6 +115,7 @@ class Request:
         "state",
         "stop_tokens",
         "text",
+        "turn_start",
     )
 
     def __init__(
@@ -131,7 +139,13 @@ class Request:
         constraint: Constraint | None = None,
         on_end: Callable[[Request], None] | None = None,
         gaps: GapRecorder | None = None,
+        namespace: str = "",
+        turn_start: int | None = None,
+        reasoning: tuple[int, ...] = (),
     ) -> None:
+        self.namespace = namespace
+        self.turn_start = turn_start
+        self.reasoning = reasoning
         self.constraint = constraint
         self.on_end = on_end
         self.gaps = gaps
@@ -165,6 +179,16 @@ class Request:
     def finished(self) -> bool:
         """True once a final event was sent."""
         return self.state is State.FINISHED
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the next turn of the conversation will have this output in it."""
+        opened, count = list(self.reasoning), len(self.reasoning)
+        if not count:
+            return True
+        end = self.prompt[-count - 2 :]  # a line end or two may follow in the generation prompt
+        starts = [end[at : at + count] for at in range(len(end) - count + 1)]
+        return opened not in [self.output[:count], *starts]
 
     @property
     def prefill_target(self) -> int:

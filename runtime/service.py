@@ -34,6 +34,47 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     busy_s: float
 
 
+class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix cache, counted since the start.
+
+    Attributes:
+        queries: prompts that asked; hits of them found something: from RAM alone, with pages from disk, or with the
+            last page used in part (also counted as one of the others).
+        queried_tokens, hit_tokens: prompt tokens asked for and found, so saved.
+        stored_pages, spilled_pages, restored_pages: taken into RAM, written to disk, brought back.
+        dropped_spills: pages that were not written: the queue was full, or the disk had no room or failed.
+        evicted_pages, disk_evicted_pages, lost_pages: that went for want of room, or by a fault.
+        disk_faults: reads and writes that failed.
+        restore_s: seconds that rows waited for pages from disk; restore_timeouts of them ended without all.
+        ram_pages, ram_bytes, evictable_bytes, disk_pages, disk_bytes: held now.
+        stores_in_flight, spill_queue: under way now.
+    """
+
+    queries: int = 0
+    hits_ram: int = 0
+    hits_disk: int = 0
+    hits_partial: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    stored_pages: int = 0
+    spilled_pages: int = 0
+    restored_pages: int = 0
+    dropped_spills: int = 0
+    evicted_pages: int = 0
+    disk_evicted_pages: int = 0
+    lost_pages: int = 0
+    disk_faults: int = 0
+    restore_s: float = 0.0
+    restore_timeouts: int = 0
+    ram_pages: int = 0
+    ram_bytes: int = 0
+    evictable_bytes: int = 0
+    disk_pages: int = 0
+    disk_bytes: int = 0
+    stores_in_flight: int = 0
+    spill_queue: int = 0
+
+
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a runtime."""
 
@@ -44,10 +85,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     finished: dict[str, int]
-    cache_queries_tokens: int = 0
-    cache_hits_tokens: int = 0
-    cache_pages: int = 0
-    cache_bytes: int = 0
+    cache: CacheStatistics = CacheStatistics()
     memory_active_bytes: int = 0
     memory_pool_bytes: int = 0
     memory_peak_bytes: int = 0

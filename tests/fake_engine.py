@@ -8,6 +8,7 @@ costs are added to a ManualClock, if one is given. Works inline and on a thread.
 from __future__ import annotations
 
 import threading
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from mlx_troupe.runtime.events import PositionLogprobs, TokenLogprob
 from mlx_troupe.runtime.messages.decode import ChunkOutcome, ChunksResult, RowsFailed, StepResult
 from mlx_troupe.runtime.messages.executor import NO_PAGE, Chunk, JoinRow, LeaveRow, StepPlan
 from mlx_troupe.runtime.messages.memory_enforcer import MemorySample
+from mlx_troupe.runtime.page_blob import ArraySpec, PageBlob, PageLayout
+from mlx_troupe.runtime.prefix_page import token_key
 from mlx_troupe.runtime.request import PLACEHOLDER
 from tests.actors.oracle import Costs, Faults, ProtocolError, check, mix, oracle, sample
 
@@ -186,13 +189,12 @@ class FakeEngine:
             check(leave.row in self._failed, f"row {leave.row} left but was not in the batch")
             return
         self._gone.add(leave.row)
-        self._put_aside(leave.row, row.kv, leave.stash_pages)
+        self._put_aside(leave.row, row.kv, leave.stash)
 
-    def _put_aside(self, row: int, kv: list[int], pages: tuple[int, ...]) -> None:
-        for page in pages:
-            end = (page + 1) * self.page_tokens
-            check(end <= len(kv), f"page {page} of row {row} is not complete")
-            self.aside.setdefault(row, {})[page] = tuple(kv[:end])
+    def _put_aside(self, row: int, kv: list[int], ends: tuple[int, ...]) -> None:
+        for end in ends:
+            check(0 < end <= len(kv), f"the piece up to {end} of row {row} is not complete")
+            self.aside.setdefault(row, {})[end] = tuple(kv[:end])
 
     # --- prefill ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class FakeEngine:
         check(len(kv) == chunk.start, f"row {chunk.row} has {len(kv)} tokens, its chunk starts at {chunk.start}")
         kv.extend(chunk.tokens)
         self.computed_tokens += len(chunk.tokens)
-        self._put_aside(chunk.row, kv, chunk.stash_pages)
+        self._put_aside(chunk.row, kv, chunk.stash)
         return ChunkOutcome(chunk.row, seconds)
 
     def _restored(self, chunk: Chunk) -> list[int] | None:
@@ -228,8 +230,11 @@ class FakeEngine:
         kv: list[int] = []
         for page in pages:
             assert page is not None
-            check(list(page[: -self.page_tokens]) == kv, "a page was restored behind a prefix that is not its own")
+            check(len(kv) % self.page_tokens == 0, "a page was restored behind a tail")
+            check(list(page[: len(kv)]) == kv, "a page was restored behind a prefix that is not its own")
+            check(len(kv) < len(page) <= len(kv) + self.page_tokens, "a page is missing in between")
             kv = list(page)
+        check(len(kv) >= chunk.restore_tokens, "the pages are too short")
         return kv[: chunk.restore_tokens]
 
     # --- pages and memory -------------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class FakeEngine:
         aside = self.aside.pop(row, {})
         missing = []
         for index, page in pages:
-            check(page not in self.pages, f"page id {page} was given twice")
+            check(page not in self.pages or aside.get(index) == self.pages[page], f"page id {page} was given twice")
             content = aside.pop(index, None)
             if page == NO_PAGE:
                 continue
@@ -255,6 +260,19 @@ class FakeEngine:
         """See `Engine.drop`."""
         for page in pages:
             self.pages.pop(page, None)
+
+    def read_page(self, page: int) -> PageBlob | None:
+        """See `Engine.read_page`: the page's bytes are its tokens."""
+        tokens = self.pages.get(page)
+        if tokens is None:
+            return None
+        low = (len(tokens) - 1) // self.page_tokens * self.page_tokens
+        return PageBlob(PageLayout(low, len(tokens), ((ArraySpec("int32", (len(tokens),)),),)), (token_key(tokens),))
+
+    def load_page(self, page: int, blob: PageBlob) -> None:
+        """See `Engine.load_page`."""
+        check(page not in self.pages, f"page {page} was loaded twice")
+        self.pages[page] = tuple(array("i", bytes(blob.buffers[0])))
 
     def sample_memory(self, *, clear_pool: bool) -> MemorySample:
         """See `Engine.sample_memory`."""

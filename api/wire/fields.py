@@ -28,7 +28,6 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: Any = None
     audio: Any = None
     bad_words: Any = None
-    cache_salt: Any = None
     chat_template: Any = None
     documents: Any = None
     draft_model: Any = None
@@ -72,8 +71,8 @@ class RefusedFields(msgspec.Struct, kw_only=True):
 class RequestFields(RefusedFields, kw_only=True):
     """Fields of both completion routes that are honoured.
 
-    `timeout` (seconds), `priority` (lower is sooner), `cache`, `return_progress`, `ignore_eos`, `min_tokens` and
-    `stop_token_ids` are not OpenAI's; the sampling names beyond OpenAI's are those of mlx_lm.server.
+    `timeout` (seconds), `priority` (lower is sooner), `cache`, `cache_salt`, `return_progress`, `ignore_eos`,
+    `min_tokens` and `stop_token_ids` are not OpenAI's; the sampling names beyond OpenAI's are those of mlx_lm.server.
     """
 
     model: str | None = None
@@ -102,6 +101,7 @@ class RequestFields(RefusedFields, kw_only=True):
     timeout: Number | None = None
     priority: Number | None = None
     cache: bool | None = None
+    cache_salt: str | None = None
     return_progress: bool | None = None
 
 

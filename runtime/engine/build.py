@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..engine_protocol import EngineFacts
 from .engine import MlxEngine
 from .kernels import ragged_attention
-from .kv.shapes import KVShape, leaves, pageable
+from .kv.pages import checkpoint_bytes, form_of, has_state, token_bytes, unstorable
 from .kv.staged import StagedRow
 from .overlap import choose_overlap
 from .probe import choose_layout
@@ -44,14 +44,18 @@ def build_engine(
     layout = choose_layout(model, ragged_attention())
     new_batch = layout.new_batch(model, config.length_classes)
     overlap = choose_overlap(config.overlap, model, layout.shapes, new_batch)
+    tried, seconds = _tried(model, clock)
     facts = EngineFacts(
         vocab_size=_scored_ids(model) or vocab_size,
         context_length=context_length,
-        page_bytes=_page_bytes(layout.shapes, config.page_tokens),
+        page_bytes=token_bytes(tried.caches) * config.page_tokens,
+        checkpoints=has_state(tried.caches),
+        checkpoint_bytes=checkpoint_bytes(tried.caches),
+        cache_reason=unstorable(tried.caches),
         overlap=overlap.mode,
         overlap_reason=overlap.reason,
         layout=layout.describe(),
-        prefill_token_s=_prefill_token_s(model, clock),
+        prefill_token_s=seconds,
     )
     mx.clear_cache()
     kernel = "none" if layout.kernel is None else type(layout.kernel).__name__
@@ -64,6 +68,7 @@ def build_engine(
         page_tokens=config.page_tokens,
         clock=clock,
         xtc_special=xtc_special,
+        page_form=None if facts.cache_reason else form_of(tried.cut(0, 1)),
         shapes=layout.shapes if layout.together else None,
     )
 
@@ -72,18 +77,12 @@ def _scored_ids(model: Any) -> int:
     return int(model(mx.array([[0]])).shape[-1])
 
 
-def _page_bytes(shapes: Any, page_tokens: int) -> int:
-    if shapes is None or not pageable(shapes):
-        return 0
-    return sum(s.token_bytes for s in leaves(shapes) if isinstance(s, KVShape)) * page_tokens
-
-
-def _prefill_token_s(model: Any, clock: Clock) -> float:
-    """Seconds a prompt token: the second of two short prefills (the first warms up)."""
+def _tried(model: Any, clock: Clock) -> tuple[StagedRow, float]:
+    """A short prefill, and its seconds a token: the second of two (the first warms up)."""
     seconds = 0.0
     for _ in range(2):
         staged = StagedRow(model)
         began_s = clock.now()
         staged.append([0] * SPEED_PROBE_TOKENS)
         seconds = (clock.now() - began_s) / SPEED_PROBE_TOKENS
-    return seconds
+    return staged, seconds

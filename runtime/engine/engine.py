@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
-from ..messages.executor import NO_PAGE
+from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .flight import Flight
 from .kv.staged import StagedRow
 from .kv.together import LONGEST_TOGETHER, packs, prefill_together
+from .page_shelf import PageShelf
 from .sampling import RowSampler
 
 if TYPE_CHECKING:
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..constraint import Constraint
     from ..engine_protocol import EngineFacts, StepMessage
-    from ..messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
+    from ..messages.executor import Chunk, JoinRow, LeaveRow
+    from ..page_blob import PageBlob
     from .kv.batch import Batch
+    from .kv.pages import PageForm
     from .kv.shapes import LayerShape
-    from .kv.staged import Page
 
     Emit = Callable[[StepMessage], None]
 
@@ -55,6 +58,7 @@ class MlxEngine:
         facts: what policy was told; `overlap` says how steps are launched.
         page_tokens: tokens of a page.
         xtc_special: ids that XTC never drops.
+        page_form: what pages from disk must look like; None takes any.
         shapes: of the layers, when short prompts may be computed together (see `kv.together`).
     """
 
@@ -67,6 +71,7 @@ class MlxEngine:
         page_tokens: int,
         clock: Clock,
         xtc_special: tuple[int, ...] = (),
+        page_form: PageForm | None = None,
         shapes: list[LayerShape] | None = None,
     ) -> None:
         self.facts = facts
@@ -75,7 +80,6 @@ class MlxEngine:
         self._shapes = shapes
         self._batch = new_batch()
         self._sampler = RowSampler(facts.vocab_size, xtc_special=xtc_special)
-        self._page_tokens = page_tokens
         self._clock = clock
         self._flight: Flight | None = None
         self._committed_s = 0.0
@@ -84,13 +88,14 @@ class MlxEngine:
         self._fresh: dict[int, int] = {}
         self._constraints: dict[int, Constraint] = {}
         self._staged: dict[int, StagedRow] = {}
-        self._stash: dict[int, dict[int, Page]] = {}
-        self._pages: dict[int, Page] = {}
+        self.shelf = PageShelf(page_tokens, page_form)
 
     # --- one plan -----------------------------------------------------------------------------------------------
 
     def run(self, plan: StepPlan, emit: Emit) -> None:
         """See `Engine.run`."""
+        if any(leave.stash for leave in plan.leaves):
+            self._answer_first(emit)
         self._change_rows(plan, emit)
         try:
             if plan.rows:
@@ -104,6 +109,17 @@ class MlxEngine:
             self._fail_all(plan, error, emit)
         if plan.chunks:
             emit(ChunksResult(plan.step, self._run_chunks(plan.chunks)))
+
+    def _answer_first(self, emit: Emit) -> None:
+        """Invariant `the_answer_comes_before_the_kv_is_kept`.
+
+        Copying a row's KV would wait for the step before anyway, so that step's tokens are read and told first.
+        """
+        try:
+            self._commit(emit)
+        except Exception as error:
+            logger.exception("the step before could not be read")
+            self._fail_all(StepPlan(0), error, emit)
 
     def _change_rows(self, plan: StepPlan, emit: Emit) -> None:
         for leave in plan.leaves:
@@ -269,17 +285,9 @@ class MlxEngine:
     def _leave(self, leave: LeaveRow) -> None:
         if leave.row not in self._batch.order:
             return
-        if leave.stash_pages:
-            try:
-                self._put_aside(leave)
-            except Exception:
-                logger.exception("pages of row %d could not be kept", leave.row)
+        for end in leave.stash:
+            self.shelf.put_aside(leave.row, end, lambda low, high: self._batch.export(leave.row, low, high))
         self._forget(leave.row)
-
-    def _put_aside(self, leave: LeaveRow) -> None:
-        pages = {i: self._batch.export(leave.row, i, self._page_tokens) for i in leave.stash_pages}
-        mx.eval([array for page in pages.values() for pair in page for array in pair])
-        self._stash.setdefault(leave.row, {}).update(pages)
 
     def _forget(self, row: int) -> None:
         """Take a row out wherever it is; one that failed to join may be in some places only."""
@@ -316,7 +324,10 @@ class MlxEngine:
         short = [
             chunk
             for chunk in chunks
-            if chunk.start == 0 and not chunk.restore_pages and 0 < len(chunk.tokens) <= LONGEST_TOGETHER
+            if chunk.start == 0
+            and not (chunk.restore_pages or chunk.cuts)
+            and 0 < len(chunk.tokens) <= LONGEST_TOGETHER
+            and all(end == len(chunk.tokens) for end in chunk.checkpoints)
         ]
         shared_s: dict[int, float] = {}
         if self._shapes is None or len(short) < 2:
@@ -343,19 +354,27 @@ class MlxEngine:
             staged = self._staged[chunk.row] if shared_s is not None else self._staged_for(chunk)
             if staged is None:
                 return ChunkOutcome(chunk.row, 0.0, restore_missed=True)
-            if shared_s is None:
-                if staged.length != chunk.start:
-                    raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
-                if chunk.tokens:
-                    staged.append(chunk.tokens)
-            if chunk.stash_pages:
-                pages = staged.export(chunk.stash_pages, self._page_tokens)
-                self._stash.setdefault(chunk.row, {}).update(pages)
+            if shared_s is None and staged.length != chunk.start:
+                raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
+            self._extend(staged, chunk)
         except Exception as error:
             logger.exception("a chunk of row %d failed", chunk.row)
             self._staged.pop(chunk.row, None)
             return ChunkOutcome(chunk.row, self._clock.now() - began_s, _text(error))
         return ChunkOutcome(chunk.row, self._clock.now() - began_s)
+
+    def _extend(self, staged: StagedRow, chunk: Chunk) -> None:
+        """Run the chunk's tokens, in pieces that end where it says, and put aside what it asks for."""
+        end = chunk.start + len(chunk.tokens)
+        pieces = sorted({cut for cut in (*chunk.cuts, *chunk.checkpoints) if chunk.start < cut < end} | {end})
+        for piece in pieces:
+            if piece > staged.length:
+                staged.append(chunk.tokens[staged.length - chunk.start : piece - chunk.start])
+            if piece in chunk.checkpoints:
+                self.shelf.put_aside(chunk.row, piece, partial(staged.cut, checkpoint=True))
+        for stash in chunk.stash:
+            if stash not in chunk.checkpoints:
+                self.shelf.put_aside(chunk.row, stash, staged.cut)
 
     def _staged_for(self, chunk: Chunk) -> StagedRow | None:
         """The row's staged KV, begun from pages on its first chunk; None when a page is gone."""
@@ -364,35 +383,30 @@ class MlxEngine:
             return self._staged[chunk.row]
         staged = StagedRow(self._model)
         if chunk.restore_pages:
-            pages = [self._pages.get(page) for page in chunk.restore_pages]
-            if None in pages:
+            pages = self.shelf.get(chunk.restore_pages)
+            if pages is None:
                 return None
-            staged.restore([page for page in pages if page is not None], chunk.restore_tokens)
+            staged.restore(pages, chunk.restore_tokens)
         self._staged[chunk.row] = staged
         return staged
 
     # --- pages and memory ---------------------------------------------------------------------------------------
 
     def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """See `Engine.adopt`; pages that are not listed stay aside, as `AdoptPages` says."""
-        stash = self._stash.get(row, {})
-        lost = []
-        for index, page in pages:
-            found = stash.pop(index, None)
-            if page == NO_PAGE:
-                continue
-            if found is None:
-                lost.append(page)
-            else:
-                self._pages[page] = found
-        if not stash:
-            self._stash.pop(row, None)
-        return tuple(lost)
+        """See `Engine.adopt`."""
+        return self.shelf.adopt(row, pages)
 
     def drop(self, pages: tuple[int, ...]) -> None:
         """See `Engine.drop`."""
-        for page in pages:
-            self._pages.pop(page, None)
+        self.shelf.drop(pages)
+
+    def read_page(self, page: int) -> PageBlob | None:
+        """See `Engine.read_page`."""
+        return self.shelf.read(page)
+
+    def load_page(self, page: int, blob: PageBlob) -> None:
+        """See `Engine.load_page`."""
+        self.shelf.load(page, blob)
 
     def sample_memory(self, *, clear_pool: bool = False) -> MemorySample:
         """See `Engine.sample_memory`."""
@@ -402,7 +416,7 @@ class MlxEngine:
 
     def close(self) -> None:
         """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""
-        for held in (self._constraints, self._staged, self._stash, self._pages, self._fresh):
+        for held in (self._constraints, self._staged, self.shelf, self._fresh):
             held.clear()
         self._flight = None
         del self._batch, self._new_batch, self._sampler, self._tokens, self._model

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
+from .kv.pages import leaf_caches
 from .kv.shapes import KVShape, leaves
-from .kv.staged import StagedRow, leaf_caches
+from .kv.staged import StagedRow
 from .mlxlm import KVCache
 
 if TYPE_CHECKING:

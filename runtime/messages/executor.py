@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..constraint import Constraint
+from ..page_blob import PageBlob
 from ..sampling_params import SamplingParams
 
 NO_PAGE = 0
@@ -20,7 +21,10 @@ class Chunk(msgspec.Struct, frozen=True):
         start: tokens staged before this chunk; when it equals restore_tokens, the pages come first.
         restore_pages: page ids that make up the first restore_tokens tokens; only on a row's first chunk.
         restore_tokens: may end inside the last page.
-        stash_pages: whole pages (by index from the prompt's start) to copy aside when this chunk is done.
+        cuts: positions at which the forward is split, besides those of the checkpoints.
+        stash: where pieces end that are to be copied aside when this chunk is done; a piece begins at the last page
+            boundary before its end.
+        checkpoints: of these, the ends at which the state of layers that cannot be cut is kept too.
     """
 
     row: int
@@ -28,7 +32,9 @@ class Chunk(msgspec.Struct, frozen=True):
     start: int
     restore_pages: tuple[int, ...] = ()
     restore_tokens: int = 0
-    stash_pages: tuple[int, ...] = ()
+    cuts: tuple[int, ...] = ()
+    stash: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
 
 
 class JoinRow(msgspec.Struct, frozen=True):
@@ -59,10 +65,10 @@ class JoinRow(msgspec.Struct, frozen=True):
 
 
 class LeaveRow(msgspec.Struct, frozen=True):
-    """A row that takes part no more; `stash_pages` of its KV are copied aside first."""
+    """A row that takes part no more; pieces of its KV that end at `stash` are copied aside first."""
 
     row: int
-    stash_pages: tuple[int, ...] = ()
+    stash: tuple[int, ...] = ()
 
 
 class StepPlan(msgspec.Struct, frozen=True, tag=True):
@@ -85,19 +91,34 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdoptPages(msgspec.Struct, frozen=True, tag=True):
-    """Name pages that a chunk or leave put aside for `row`: (page index, page id) pairs; id NO_PAGE frees the page.
+    """Name pieces that a chunk or leave put aside for `row`: (end, page id) pairs; id NO_PAGE frees the piece.
 
-    Pages that are not listed stay aside: a later chunk of the row may have put them there already.
+    An id that is known already gets the new piece. Pieces that are not listed stay aside: a later chunk of the row may
+    have put them there. `store` is the cache-store's number of the store; it hears PagesAdopted.
     """
 
     row: int
     pages: tuple[tuple[int, int], ...]
+    store: int = 0
 
 
 class DropPages(msgspec.Struct, frozen=True, tag=True):
     """Free pages by id."""
 
     pages: tuple[int, ...]
+
+
+class ReadPage(msgspec.Struct, frozen=True, tag=True):
+    """Show the cache-store a page's bytes (PageRead)."""
+
+    page: int
+
+
+class LoadPage(msgspec.Struct, frozen=True, tag=True):
+    """Make a page of bytes that came from disk; the cache-store hears PageLoaded."""
+
+    page: int
+    blob: PageBlob
 
 
 class SampleMemory(msgspec.Struct, frozen=True, tag=True):
@@ -112,4 +133,4 @@ class EngineRaised(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-ExecutorMessage = StepPlan | AdoptPages | DropPages | SampleMemory | EngineRaised
+ExecutorMessage = StepPlan | AdoptPages | DropPages | ReadPage | LoadPage | SampleMemory | EngineRaised

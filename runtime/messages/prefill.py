@@ -14,11 +14,27 @@ class Admitted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Matched(msgspec.Struct, frozen=True, tag=True):
-    """The cache-store's answer to Match: pages leased to `row`, covering `tokens` tokens from the start."""
+    """The cache-store's answer to Match: pages leased to `row`, covering `tokens` tokens from the start.
+
+    `branch` is where other prompts went on that the checkpoints do not reach: worth one; 0 is nowhere.
+    """
 
     row: int
     pages: tuple[int, ...]
     tokens: int
+    branch: int = 0
+
+
+class Restoring(msgspec.Struct, frozen=True, tag=True):
+    """Pages for `row` are on their way from disk: go on with others; Matched follows, within a deadline."""
+
+    row: int
+
+
+class StorePressure(msgspec.Struct, frozen=True, tag=True):
+    """Whether so many stores are under way that no new prompt should begin."""
+
+    full: bool
 
 
 class ChunksDone(msgspec.Struct, frozen=True, tag=True):
@@ -72,4 +88,4 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time has passed: look at deadlines."""
 
 
-PrefillMessage = Admitted | Matched | ChunksDone | CancelRows | DecodeLoad | Tick
+PrefillMessage = Admitted | Matched | Restoring | StorePressure | ChunksDone | CancelRows | DecodeLoad | Tick

@@ -84,7 +84,7 @@ class Bench:
         self.run_until(lambda: self.core.idle)
         for message in self.core.to_cache:
             assert isinstance(message, Store)
-            self.engine.adopt(message.row, tuple((i, 0) for i in range(message.first_page, message.last_page)))
+            self.engine.adopt(message.row, tuple((end, 0) for end in message.ends))
         self.engine.check_empty()
 
 

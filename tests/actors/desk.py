@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mlx_troupe.actors.prefill_core import PrefillCore
 from mlx_troupe.actors.prefill_cost import ChunkCost
+from mlx_troupe.actors.prefill_keep import KeepRules
 from mlx_troupe.actors.prefill_policy import PrefillPolicy
 from mlx_troupe.runtime.clock import ManualClock
 from mlx_troupe.runtime.messages.cache_store import Match
@@ -25,7 +26,7 @@ class Desk:
     def __init__(self, *, page_tokens: int = PAGE, chunk_tokens: int = 8, token_s: float = 1e-3) -> None:
         self.clock = ManualClock()
         policy = PrefillPolicy(chunk_tokens=chunk_tokens)
-        self.core = PrefillCore(policy, ChunkCost(token_s), page_tokens=page_tokens, clock=self.clock)
+        self.core = PrefillCore(policy, ChunkCost(token_s), keep=KeepRules(page_tokens), clock=self.clock)
 
     def admit(self, *rows: Request) -> None:
         for row in rows:

@@ -90,17 +90,26 @@ def test_results_out_of_order_are_refused() -> None:
 
 @pytest.mark.parametrize("prompt", [1, 4, 5, 8])
 @pytest.mark.parametrize("output", [1, 3, 4, 8, 9])
-def test_a_leaving_row_stores_the_whole_pages_that_prefill_has_not(bench: Bench, prompt: int, output: int) -> None:
+def test_a_leaving_row_stores_the_pieces_that_prefill_has_not(bench: Bench, prompt: int, output: int) -> None:
     row = make_row(range(1, prompt + 1), output)
     bench.prefill(row)
     bench.finish()
-    first, last = (prompt - 1) // PAGE, (prompt + output - 1) // PAGE
-    stores = [message for message in bench.core.to_cache if isinstance(message, Store)]
-    if first == last:
-        assert stores == []
-        return
-    assert [(store.first_page, store.last_page) for store in stores] == [(first, last)]
-    assert list(stores[0].tokens) == (row.prompt + row.output)[: last * PAGE]
+    known = prompt + output - 1
+    (store,) = [message for message in bench.core.to_cache if isinstance(message, Store)]
+    pages = [end for end in range(PAGE, known + 1, PAGE) if end > prompt - 1]
+    assert list(store.ends) == sorted({*pages, known})
+    assert list(store.tokens) == (row.prompt + row.output)[:known]
+
+
+def test_reasoning_that_the_template_drops_is_not_stored(bench: Bench) -> None:
+    begins, goes_on = make_row(range(9), 9), make_row([*range(9), 3, 9], 9, reasoning=(3,))
+    begins.reasoning = tuple(expected(begins)[:2])
+    kept = make_row([3, *range(9, 30)], 9, reasoning=(3,))
+    for row in (begins, goes_on, kept):
+        bench.prefill(row)
+    bench.finish()
+    stores = [message.row for message in bench.core.to_cache if isinstance(message, Store)]
+    assert stores == [kept.row]
 
 
 def test_a_row_outside_the_cache_stores_nothing(bench: Bench) -> None:

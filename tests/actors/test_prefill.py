@@ -8,6 +8,7 @@ from mlx_troupe.runtime.events import PrefillProgress
 from mlx_troupe.runtime.messages.admission import RowDone
 from mlx_troupe.runtime.messages.cache_store import Match, PagesLost, Store, Unlease
 from mlx_troupe.runtime.messages.decode import Offer, Ready, Withdraw
+from mlx_troupe.runtime.messages.prefill import Matched
 from mlx_troupe.runtime.request import State
 from tests.actors.desk import PAGE, Desk
 from tests.actors.parts import make_row, make_rows, waiting_events
@@ -62,7 +63,7 @@ def test_without_a_cache_nothing_is_matched_or_stashed(cache: bool, page_tokens:
     desk.admit(row)
     assert row.state is State.PREFILLING
     (chunk,) = desk.chunks()
-    assert chunk.stash_pages == ()
+    assert chunk.stash == ()
     desk.ran(chunk)
     assert desk.core.to_cache == []
 
@@ -72,14 +73,14 @@ def test_pages_completed_by_a_chunk_are_stashed_and_stored(desk: Desk) -> None:
     desk.admit(row)
     desk.answer(row.row)
     stored = []
-    for stash in [(0, 1), (2, 3), (4,)]:
+    for stash in [(4, 8), (12, 16), (20, 22)]:
         (chunk,) = desk.chunks()
-        assert chunk.stash_pages == stash
+        assert chunk.stash == stash
         desk.ran(chunk)
         stored += [message for message in desk.core.to_cache if isinstance(message, Store)]
         desk.core.to_cache.clear()
-    assert [(store.first_page, store.last_page) for store in stored] == [(0, 2), (2, 4), (4, 5)]
-    assert all(list(store.tokens) == row.prompt[: store.last_page * PAGE] for store in stored)
+    assert [store.ends for store in stored] == [(4, 8), (12, 16), (20, 22)]
+    assert all(list(store.tokens) == row.prompt[: store.ends[-1]] for store in stored)
 
 
 def test_a_match_is_restored_by_the_first_chunk(desk: Desk) -> None:
@@ -89,7 +90,7 @@ def test_a_match_is_restored_by_the_first_chunk(desk: Desk) -> None:
     assert (row.cached, row.computed) == (10, 10)
     (chunk,) = desk.chunks()
     assert (chunk.start, chunk.restore_pages, chunk.restore_tokens) == (10, (11, 12, 13), 10)
-    assert chunk.stash_pages == (2, 3)
+    assert chunk.stash == (12, 16)
     desk.ran(chunk)
     assert Unlease(row.row) in desk.core.to_cache
     (rest,) = desk.chunks()
@@ -117,6 +118,39 @@ def test_a_missed_restore_starts_over_and_forgets_the_pages(desk: Desk) -> None:
     assert (again.start, again.restore_pages, row.cached) == (0, (), 0)
     desk.ran(again)
     assert desk.said(Ready) == [Ready((row,))]
+
+
+def test_at_the_cap_of_stores_new_prompts_wait_and_begun_ones_go_on(desk: Desk) -> None:
+    begun, new = make_row(range(100, 120)), make_row(range(200, 220))
+    desk.admit(begun)
+    desk.answer(begun.row)
+    desk.ran(*desk.chunks())
+    desk.core.stores(full=True)
+    desk.admit(new)
+    desk.answer(new.row)
+    for _ in range(2):
+        (chunk,) = desk.chunks()
+        assert chunk.row == begun.row
+        desk.ran(chunk)
+    assert desk.said(Ready) == [Ready((begun,))]
+    assert desk.said(Offer) == [Offer((), 0.0)], "the new one waits"
+    desk.core.stores(full=False)
+    desk.core.settle()
+    desk.answer(new.row)
+    assert [chunk.row for chunk in desk.chunks()] == [new.row]
+
+
+def test_a_restoring_prompt_does_not_hold_the_others_up(desk: Desk) -> None:
+    waiting, other = make_row(range(100, 120)), make_row(range(200, 220))
+    desk.admit(waiting)
+    desk.core.restoring(waiting.row)
+    assert waiting.state is State.RESTORING
+    desk.admit(other)
+    desk.answer(other.row)
+    (chunk,) = desk.chunks()
+    assert chunk.row == other.row
+    desk.core.matched(Matched(waiting.row, (1, 2), 8))
+    assert (waiting.state, waiting.cached) == (State.PREFILLING, 8)
 
 
 def test_a_failed_chunk_fails_its_rows_only(desk: Desk) -> None:

@@ -95,7 +95,7 @@ class Stage:
     def quiet(self) -> bool:
         """True when no request is alive and no message or job is on its way."""
         cast = self.troupe.cast
-        cores = cast.admission.core, cast.prefill.core, cast.decode.core
+        cores = cast.admission.core, cast.prefill.core, cast.decode.core, cast.cache_store.core
         return all(core.idle for core in cores) and not any(actor.depth for actor in cast) and not self.thread.jobs
 
     async def finish(self) -> None:
@@ -105,10 +105,9 @@ class Stage:
         assert not self.failures, self.failures
         assert self.quiet
         self.engine.check_empty()
-        tree = self.troupe.cast.cache_store.core.tree
-        tree.check_integrity()
-        assert tree.leased_pages == 0
-        assert set(tree._pages) == set(self.engine.pages)
+        core = self.troupe.cast.cache_store.core
+        core.check_integrity(self.engine.pages)
+        assert core.tree.leased == 0
         assert all(row.finished for row in self.rows)
 
 

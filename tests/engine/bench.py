@@ -55,6 +55,8 @@ class Bench:
         """Prefill all of a prompt but its last token; options go to the last chunk."""
         staged = prompt[:-1]
         starts = list(range(0, len(staged), chunk))
+        if "stash_pages" in options:
+            options["stash"] = self.ends(options.pop("stash_pages"))
         for start in starts:
             extra = options if start == starts[-1] else {}
             outcome = self.chunk(Chunk(row, tuple(staged[start : start + chunk]), start, **extra))
@@ -81,9 +83,18 @@ class Bench:
         self.stage(row, prompt)
         self.plan(joins=(self.joining(row, prompt, **options),), discards=(row,))
 
+    def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+        """Name whole pages by (index, id)."""
+        ends = self.ends(tuple(index for index, _ in pages))
+        return self.engine.adopt(row, tuple(zip(ends, (page for _, page in pages), strict=True)))
+
+    def ends(self, indices: tuple[int, ...]) -> tuple[int, ...]:
+        """Where whole pages end."""
+        return tuple((index + 1) * self.engine.shelf._page_tokens for index in indices)
+
     def leaving(self, row: int, stash_pages: tuple[int, ...] = ()) -> LeaveRow:
         self.rows.remove(row)
-        return LeaveRow(row, stash_pages)
+        return LeaveRow(row, self.ends(stash_pages))
 
     def leave(self, row: int, stash_pages: tuple[int, ...] = ()) -> None:
         self.plan(leaves=(self.leaving(row, stash_pages),))

@@ -187,7 +187,7 @@ def test_class_move_and_export_with_holes(architecture, running, monkeypatch) ->
     rows.verify({0: 1, 1: 3, 2: 0})
     if architecture != "gemma3_text":
         assert each_layer(rows, monkeypatch, "moved", lambda: rows.batch.export(2, 0, 8) and None) > 0
-        assert each_layer(rows, monkeypatch, "row", lambda: rows.batch.export(2, 0, 8) and None) > 0
+        assert each_layer(rows, monkeypatch, "view_of", lambda: rows.batch.export(2, 0, 8) and None) > 0
     finish(rows)
 
 

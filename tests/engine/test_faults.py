@@ -107,7 +107,7 @@ def test_plans_already_sent_may_name_rows_that_failed(overlap, flaky, new_engine
     bench.plan()
     bench.rows = [0]
     bench.plan(joins=(bench.joining(1, prompt_of(5)),), discards=(1,))
-    bench.plan(leaves=(LeaveRow(0, (0, 1)),))
+    bench.plan(leaves=(LeaveRow(0, (8, 16)),))
     bench.rows.remove(0)
     bench.steps(3)
     bench.flush()
@@ -115,7 +115,7 @@ def test_plans_already_sent_may_name_rows_that_failed(overlap, flaky, new_engine
     assert results[-1].tokens[0] >= 0
     assert bench.tokens[1] == solo("llama", prompt_of(5), 5)
     assert set(bench.failed) == {0}
-    assert bench.engine.adopt(0, ((0, 1), (1, 2))) == (1, 2)
+    assert bench.adopt(0, ((0, 1), (1, 2))) == (1, 2)
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
@@ -187,11 +187,16 @@ def test_a_chunk_that_raises_fails_that_row_only(architecture, flaky, new_engine
     assert bench.failed == {}
 
 
-@pytest.mark.parametrize("chunk", [Chunk(1, (5, 6), 3), Chunk(1, (5, 6), 0, stash_pages=(0,))], ids=["gap", "page"])
-def test_a_chunk_that_does_not_fit_is_an_error_of_its_row(chunk, new_engine) -> None:
+def test_a_chunk_that_does_not_fit_is_an_error_of_its_row(new_engine) -> None:
     bench = Bench(new_engine())
-    assert bench.chunk(chunk).error is not None
+    assert bench.chunk(Chunk(1, (5, 6), 3)).error is not None
     assert not bench.engine._staged
+
+
+def test_a_piece_that_cannot_be_cut_is_lost_and_the_row_goes_on(new_engine) -> None:
+    bench = Bench(new_engine())
+    assert bench.chunk(Chunk(1, (5, 6), 0, stash=(8, 2))).error is None
+    assert bench.engine.adopt(1, ((8, 4), (2, 5))) == (4,)
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

@@ -35,8 +35,8 @@ class Traffic:
             joins = (self._join(),)
         bench.plan(leaves=leaves, joins=joins, discards=tuple(join.row for join in joins))
         for leave in leaves:
-            if leave.stash_pages:
-                bench.engine.adopt(leave.row, ((0, leave.row),))
+            if leave.stash:
+                bench.adopt(leave.row, ((0, leave.row),))
                 bench.engine.drop((leave.row - 5,))
             del bench.tokens[leave.row], bench.prompts[leave.row], self.left[leave.row]
         for row in bench.rows:

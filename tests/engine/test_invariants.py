@@ -91,7 +91,7 @@ def test_invariant_3_leaving_twice_and_leaving_unknown_mean_nothing(new_engine, 
     bench.steps(2)
     bench.flush()
     assert bench.tokens[1] == solo("llama", PROMPTS[1], len(bench.tokens[1]))
-    assert set(bench.engine._stash) == {0}
+    assert set(bench.engine.shelf._aside) == {0}
     bench.engine._batch.check_integrity()
 
 
@@ -103,7 +103,7 @@ def test_invariant_3_pages_are_freed_once_and_their_readers_keep_them(new_engine
     bench.stage(0, prompt, stash_pages=pages)
     ids = tuple(index + 100 for index in pages)
     order = AdoptPages(0, tuple(zip(pages, ids, strict=True)))
-    assert bench.engine.adopt(order.row, order.pages) == ()
+    assert bench.adopt(order.row, order.pages) == ()
     whole = len(pages) * PAGE
     assert bench.chunk(Chunk(1, tuple(prompt[whole:-1]), whole, ids, whole)).error is None
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_invariant_3_pages_are_freed_once_and_their_readers_keep_them(new_engine
     bench.steps(6)
     bench.flush()
     assert bench.tokens[1] == solo("llama", prompt, 7)
-    assert not bench.engine._pages
+    assert not bench.engine.shelf._pages
     assert not bench.engine._staged
 
 

@@ -5,15 +5,17 @@ A row that starts from pages says, token for token, what a row says that compute
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_troupe.runtime.engine.kv import staged as staged_module
-from mlx_troupe.runtime.engine.kv.shapes import KVShape, learn_shapes, pageable
+from mlx_troupe.runtime.engine.kv.pages import has_state, leaf_caches, unstorable
+from mlx_troupe.runtime.engine.kv.shapes import KVShape, learn_shapes
 from mlx_troupe.runtime.engine.kv.staged import StagedRow
 from mlx_troupe.runtime.engine.mlxlm import CacheList, KVCache
-from mlx_troupe.runtime.messages.executor import NO_PAGE, Chunk, LeaveRow
+from mlx_troupe.runtime.messages.executor import NO_PAGE, Chunk
 
 from .bench import Bench, settled_memory
 from .conftest import PAGE, prompt_of
@@ -32,7 +34,7 @@ def restored(bench: Bench, row: int, tokens: list[int], pages: list[int], use: i
 
 
 def content(bench: Bench, page: int) -> list[np.ndarray]:
-    return [np.array(array) for pair in bench.engine._pages[page] for array in pair]
+    return [np.array(array) for array in bench.engine.shelf._pages[page].arrays()]
 
 
 @pytest.mark.parametrize("architecture", PAGEABLE)
@@ -48,7 +50,7 @@ def test_a_row_restored_from_a_left_row_equals_recomputation(architecture, new_e
     count = (len(known) - 1) // PAGE
     bench.leave(0, tuple(range(count)))
     ids = [50 + index for index in range(count)]
-    assert bench.engine.adopt(0, tuple(enumerate(ids))) == ()
+    assert bench.adopt(0, tuple(enumerate(ids))) == ()
     uses = [PAGE, 2 * PAGE, 2 * PAGE + 1, 3 * PAGE - 1, count * PAGE - 3, count * PAGE]
     for row, use in enumerate(uses, start=1):
         tokens = known[: use + 1 + row % 2]
@@ -65,8 +67,8 @@ def test_pages_of_prefill_serve_another_row_at_once(architecture, new_engine, so
     """The first row is still being prefilled when the second starts from its pages and goes another way."""
     bench = Bench(new_engine(architecture))
     prompt = prompt_of(70)
-    assert bench.chunk(Chunk(0, tuple(prompt[:36]), 0, stash_pages=(0, 1, 2, 3))).error is None
-    assert bench.engine.adopt(0, ((0, 1), (1, 2), (2, 3), (3, NO_PAGE))) == ()
+    assert bench.chunk(Chunk(0, tuple(prompt[:36]), 0, stash=(8, 16, 24, 32))).error is None
+    assert bench.adopt(0, ((0, 1), (1, 2), (2, 3), (3, NO_PAGE))) == ()
     other = [*prompt[:21], *prompt_of(9)]
     restored(bench, 1, other, [1, 2, 3], 21)
     assert bench.chunk(Chunk(0, tuple(prompt[36:-1]), 36)).error is None
@@ -82,23 +84,23 @@ def test_adopting_names_frees_and_leaves_aside(new_engine) -> None:
     bench = Bench(new_engine())
     bench.stage(0, prompt_of(40), stash_pages=(0, 1, 2))
     engine = bench.engine
-    assert engine.adopt(0, ((0, 7), (1, NO_PAGE), (4, 8), (5, NO_PAGE))) == (8,)
-    assert set(engine._pages) == {7}
-    assert set(engine._stash[0]) == {2}
-    assert engine.adopt(0, ((2, 9),)) == ()
-    assert not engine._stash
-    assert engine.adopt(0, ((2, 10),)) == (10,)
-    assert engine.adopt(77, ((0, 11),)) == (11,)
-    assert engine.adopt(77, ((0, NO_PAGE),)) == ()
+    assert bench.adopt(0, ((0, 7), (1, NO_PAGE), (4, 8), (5, NO_PAGE))) == (8,)
+    assert set(engine.shelf._pages) == {7}
+    assert set(engine.shelf._aside[0]) == {24}
+    assert bench.adopt(0, ((2, 9),)) == ()
+    assert not engine.shelf._aside
+    assert bench.adopt(0, ((2, 10),)) == (10,)
+    assert bench.adopt(77, ((0, 11),)) == (11,)
+    assert bench.adopt(77, ((0, NO_PAGE),)) == ()
     engine.drop((7, 9, 9, 12345))
-    assert not engine._pages
+    assert not engine.shelf._pages
 
 
 def test_a_missing_page_is_a_miss_and_nothing_runs(new_engine, solo) -> None:
     bench = Bench(new_engine())
     prompt = prompt_of(40)
     bench.stage(0, prompt, stash_pages=(0, 1))
-    bench.engine.adopt(0, ((0, 1), (1, 2)))
+    bench.adopt(0, ((0, 1), (1, 2)))
     bench.engine.drop((2,))
     outcome = bench.chunk(Chunk(1, tuple(prompt[16:-1]), 16, (1, 2), 16))
     assert outcome.restore_missed
@@ -114,7 +116,7 @@ def test_pages_too_short_for_what_is_wanted_of_them_are_an_error(new_engine) -> 
     bench = Bench(new_engine())
     prompt = prompt_of(40)
     bench.stage(0, prompt, stash_pages=(0,))
-    bench.engine.adopt(0, ((0, 1),))
+    bench.adopt(0, ((0, 1),))
     outcome = bench.chunk(Chunk(1, tuple(prompt[9:-1]), 9, (1,), 9))
     assert outcome.error is not None
     assert "hold 8 tokens, not 9" in outcome.error
@@ -128,11 +130,11 @@ def test_pages_that_cannot_be_cut_are_lost_and_the_row_leaves(architecture, new_
     for row, length in enumerate((23, 40, 5)):
         bench.join(row, prompt_of(length))
     bench.leave(0, (0, 99))
-    assert bench.engine.adopt(0, ((0, 1), (99, 2))) == (1, 2)
+    assert bench.adopt(0, ((0, 1), (99, 2))) == (2,), "the piece that can be cut is kept"
     with monkeypatch.context() as patch:
         patch.setattr(bench.engine._batch, "export", lambda *args: 1 / 0)
         bench.leave(1, (0,))
-    assert bench.engine.adopt(1, ((0, 3),)) == (3,)
+    assert bench.adopt(1, ((0, 3),)) == (3,)
     assert [row for row in bench.engine._batch.order if row is not None] == [2]
     bench.steps(6)
     bench.flush()
@@ -148,13 +150,13 @@ def test_memory_returns_when_pages_are_dropped(architecture, new_engine) -> None
     base = settled_memory()
     prompt = prompt_of(3 * page + 5, seed=1)
     bench.stage(0, prompt, stash_pages=(0, 1, 2), chunk=1024)
-    bench.engine.adopt(0, ((0, 1), (1, 2), (2, NO_PAGE)))
+    bench.adopt(0, ((0, 1), (1, 2), (2, NO_PAGE)))
     bench.plan(joins=(bench.joining(0, prompt),), discards=(0,))
     bench.steps(2)
     bench.leave(0, (0, 1, 2))
-    bench.engine.adopt(0, ((0, 3), (1, NO_PAGE), (2, NO_PAGE)))
+    bench.adopt(0, ((0, 3), (1, NO_PAGE), (2, NO_PAGE)))
     bench.flush()
-    layer_bytes = [sum(array.nbytes for array in pair) for pair in bench.engine._pages[1]]
+    layer_bytes = [sum(array.nbytes for array in pair) for pair in bench.engine.shelf._pages[1].kv]
     held = settled_memory() - base
     slack = 2 * len(layer_bytes) * 4096 + 8192  # buffers are whole pages of memory
     assert 3 * sum(layer_bytes) <= held <= 3 * sum(layer_bytes) + 3 * slack
@@ -168,14 +170,14 @@ def test_a_stored_page_never_changes(architecture, new_engine) -> None:
     bench = Bench(new_engine(architecture))
     prompt = prompt_of(40)
     bench.stage(0, prompt, stash_pages=(0, 1, 2, 3))
-    bench.engine.adopt(0, tuple((index, index + 1) for index in range(4)))
+    bench.adopt(0, tuple((index, index + 1) for index in range(4)))
     before = {page: content(bench, page) for page in range(1, 5)}
     bench.plan(joins=(bench.joining(0, prompt),), discards=(0,))
     restored(bench, 1, prompt, [1, 2, 3, 4], 32)
     restored(bench, 2, [*prompt[:30], 44, 45], [1, 2, 3, 4], 30)
     bench.steps(100)
     bench.leave(0, (0, 1))
-    bench.engine.adopt(0, ((0, 9), (1, 10)))
+    bench.adopt(0, ((0, 9), (1, 10)))
     left = content(bench, 9)
     bench.steps(100)
     for row in (1, 2):
@@ -198,7 +200,7 @@ def test_exporting_does_not_make_the_next_step_copy_the_buffers(new_engine) -> N
     keys = bench.engine._batch._groups[1 << 62].stores[0].keys
     layer_bytes = 2 * keys.nbytes
     page_bytes = 2 * 2 * 256 * keys.shape[1] * keys.shape[3] * 4
-    bench.engine._put_aside(LeaveRow(0, (3,)))
+    bench.engine.shelf.put_aside(0, 1024, partial(bench.engine._batch.export, 0))
     base = settled_memory()
     mx.reset_peak_memory()
     bench.plan()
@@ -224,15 +226,15 @@ def test_caches_in_lists_can_be_cut_and_restored() -> None:
 
     model = Model()
     shapes = learn_shapes(model)
-    assert pageable(shapes)
     row = StagedRow(model)
     row.append(list(range(20)))
-    pages = row.export((0, 1), 8)
-    assert [len(page) for page in pages.values()] == [4, 4]
+    assert (has_state(row.caches), unstorable(row.caches)) == (False, None)
+    pages = [row.cut(0, 8), row.cut(8, 16)]
+    assert [len(page.kv) for page in pages] == [4, 4]
     twin = StagedRow(model)
-    twin.restore([pages[0], pages[1]], 13)
+    twin.restore(pages, 13)
     twin.append(list(range(13, 20)))
-    for mine, theirs in zip(twin.page(0, 20), row.page(0, 20), strict=True):
+    for mine, theirs in zip(twin.cut(0, 20).kv, row.cut(0, 20).kv, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert [type(part) for shape in shapes for part in shape.parts] == [KVShape] * 4
-    assert list(staged_module.leaf_caches(twin.caches))[3].keys.shape[3] == 2
+    assert list(leaf_caches(twin.caches))[3].keys.shape[3] == 2

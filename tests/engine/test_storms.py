@@ -118,7 +118,7 @@ class Storm(RuleBasedStateMachine):
         self.bench.leave(row, tuple(range(count)))
         ids = list(range(self.next_page, self.next_page + count))
         self.next_page += count
-        assert self.bench.engine.adopt(row, tuple(enumerate(ids))) == ()
+        assert self.bench.adopt(row, tuple(enumerate(ids))) == ()
         if count:
             self.kept[tuple(known[: count * PAGE + 1])] = ids
 
@@ -144,7 +144,7 @@ class Storm(RuleBasedStateMachine):
         order = [row for row in engine._batch.order if row is not None]
         assert sorted(order) == sorted(bench.rows)
         assert not engine._staged
-        assert not engine._stash
+        assert not engine.shelf._aside
         assert set(engine._sampler._rows) == set(order)
         assert set(engine._constraints) <= set(order)
 

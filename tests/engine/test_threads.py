@@ -126,7 +126,7 @@ def test_invariant_8_rows_in_flight_are_freed_by_close(worker) -> None:
         bench = Bench(each.engine)
         bench.join(0, PROMPTS[0], sampling=SamplingParams(temperature=0.0, presence_penalty=0.5), history=(1, 2))
         bench.stage(1, [20] * 600, stash_pages=(0, 1))
-        each.engine.adopt(1, ((0, 5),))
+        bench.adopt(1, ((0, 5),))
         bench.plan()
 
     each.thread.submit(leave_a_mess)

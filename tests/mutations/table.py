@@ -30,6 +30,12 @@ STAGED = "runtime/engine/kv/staged.py"
 STORES = "runtime/engine/kv/stores.py"
 VIEW = "runtime/engine/kv/view.py"
 DECODE = "actors/decode_core.py"
+SHELF = "runtime/engine/page_shelf.py"
+PAGES = "runtime/engine/kv/pages.py"
+TREE = "runtime/prefix_tree.py"
+MATCH = "runtime/prefix_match.py"
+PAGE_FILE = "runtime/disk/page_file.py"
+TIER = "runtime/disk/tier.py"
 
 MUTATIONS = (
     Mutation(
@@ -85,7 +91,7 @@ MUTATIONS = (
     ),
     Mutation(
         "3: a page is freed twice",
-        ENGINE,
+        SHELF,
         "            self._pages.pop(page, None)\n",
         "            self._pages.pop(page)\n",
         "engine/test_invariants.py::test_invariant_3_pages_are_freed_once_and_their_readers_keep_them",
@@ -253,40 +259,87 @@ MUTATIONS = (
     ),
     Mutation(
         "pages: exported in the evaluation of the step",
-        ENGINE,
-        "        mx.eval([array for page in pages.values() for pair in page for array in pair])\n",
-        "",
+        PAGES,
+        "    mx.eval(list(page.arrays()))\n    return page\n",
+        "    return page\n",
         "engine/test_pages.py::test_exporting_does_not_make_the_next_step_copy_the_buffers",
     ),
     Mutation(
         "pages: views of the row's buffers",
-        STORES,
-        "        part = slice(slot, slot + 1)\n        return mx.contiguous(self.keys[part, :, low:high]), "
-        "mx.contiguous(self.values[part, :, low:high])\n",
-        "        part = slice(slot, slot + 1)\n        return self.keys[part, :, low:high], "
-        "self.values[part, :, low:high]\n",
+        GROUP,
+        "            (copied(part[0]), copied(part[1]))\n",
+        "            part\n",
         "engine/test_pages.py::test_memory_returns_when_pages_are_dropped",
     ),
     Mutation(
         "pages: caches in lists are skipped",
-        STAGED,
-        "            for cache in leaf_caches(self.caches)\n",
-        "            for cache in self.caches\n",
+        PAGES,
+        "        if isinstance(cache, CacheList):\n",
+        "        if False:\n",
         "engine/test_pages.py::test_caches_in_lists_can_be_cut_and_restored",
     ),
     Mutation(
         "pages: a missing one goes unnoticed",
-        ENGINE,
-        "            if None in pages:\n",
-        "            if not pages:\n",
+        SHELF,
+        "        return found if len(found) == len(pages) else None\n",
+        "        return found\n",
         "engine/test_pages.py::test_a_missing_page_is_a_miss_and_nothing_runs",
     ),
     Mutation(
         "pages: those not listed are freed",
-        ENGINE,
-        "        stash = self._stash.get(row, {})\n",
-        "        stash = self._stash.pop(row, {})\n",
+        SHELF,
+        "        aside = self._aside.get(row, {})\n",
+        "        aside = self._aside.pop(row, {})\n",
         "engine/test_pages.py::test_adopting_names_frees_and_leaves_aside",
+    ),
+    Mutation(
+        "cache: a checkpoint's position is not checked",
+        PAGES,
+        "    if elsewhere:\n",
+        "    if False:\n",
+        "engine/test_checkpoints.py::test_a_checkpoint_is_never_mislabelled",
+    ),
+    Mutation(
+        "cache: a checkpoint shares the row's memory",
+        PAGES,
+        "    return mx.where(mx.array(True), array, mx.array(0, array.dtype))\n",
+        "    return array\n",
+        "engine/test_checkpoints.py::test_stored_pages_alias_nothing",
+    ),
+    Mutation(
+        "cache: a match takes a page without its checkpoint",
+        MATCH,
+        "        if count and node.state:\n",
+        "        if count:\n",
+        "actors/test_prefix_tree.py::test_a_match_with_checkpoints_ends_at_one",
+    ),
+    Mutation(
+        "cache: all namespaces are one",
+        TREE,
+        "        root = self._roots.get(namespace)\n        if root is None:\n",
+        "        root = next(iter(self._roots.values()), None)\n        if root is None:\n",
+        "actors/test_prefix_tree.py::test_namespaces_share_nothing",
+    ),
+    Mutation(
+        "disk: a digest is not compared",
+        PAGE_FILE,
+        "    if hasher.digest() != digest:\n",
+        "    if False:\n",
+        "disk/test_tier.py::test_every_flipped_byte_is_noticed",
+    ),
+    Mutation(
+        "disk: a page of another model is taken",
+        PAGE_FILE,
+        "    if header.root != root or header.chain != chain:\n",
+        "    if header.chain != chain:\n",
+        "disk/test_tier.py::test_another_models_page_is_a_miss",
+    ),
+    Mutation(
+        "disk: orphans stay",
+        TIER,
+        "        for name in sizes.keys() - names:\n            self._unlink(name)\n",
+        "",
+        "disk/test_tier.py::test_rows_without_files_and_files_without_rows_go",
     ),
     Mutation(
         "faults: a row that did not join cannot be forgotten",

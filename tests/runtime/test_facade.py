@@ -72,7 +72,7 @@ async def test_many_at_once_equal_mlx_lm_alone(architecture, overlap, folder_of,
     assert again == expected
     assert statistics.running == statistics.waiting == statistics.prefilling == 0
     if architecture == "llama":
-        assert statistics.cache_hits_tokens > 0
+        assert statistics.cache.hit_tokens > 0
 
 
 async def test_seeded_text_is_the_same_whatever_the_neighbours(folder_of) -> None:

@@ -12,12 +12,13 @@ import mlx.core as mx
 
 from .compiled import CompiledStep
 from .group import RowGroup, slots_for
+from .pages import StoredPage, owned
 from .shapes import ArraysShape, LayerShape, leaves
 from .split import SplitLayers
 
 if TYPE_CHECKING:
     from ..kernels import RaggedAttention
-    from .staged import Page, StagedRow
+    from .staged import StagedRow
 
 ClassForward = Literal["split", "per-class"]
 
@@ -58,8 +59,8 @@ class Batch(Protocol):
         """Tokens of a row whose KV is computed or in flight."""
         ...
 
-    def export(self, row: int, index: int, page_tokens: int) -> Page:
-        """One page of a row, copied, lazy."""
+    def export(self, row: int, low: int, high: int) -> StoredPage:
+        """Tokens low .. high - 1 of a row, copied and evaluated. Only for models whose every layer can be cut."""
         ...
 
     def arrays(self) -> list[mx.array]:
@@ -267,9 +268,9 @@ class RowBatch:
         group = self._groups[self._home[row]]
         return int(group.lengths[group.rows.index(row)])
 
-    def export(self, row: int, index: int, page_tokens: int) -> Page:
+    def export(self, row: int, low: int, high: int) -> StoredPage:
         """See `Batch.export`."""
-        return self._groups[self._home[row]].export(row, index * page_tokens, (index + 1) * page_tokens)
+        return owned(StoredPage(low, high, list(self._groups[self._home[row]].export(row, low, high))))
 
     def arrays(self) -> list[mx.array]:
         """See `Batch.arrays`."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from .pages import copied, leaf_caches
 from .plane import Plane
 from .shapes import KVShape, LayerShape, leaves
-from .staged import leaf_caches, newest
+from .staged import newest
 from .stores import ArraysRows, KVRows, build_layers
 from .view import GroupView
 
@@ -154,7 +155,12 @@ class RowGroup:
             raise ValueError(f"row {row} has {self.lengths[slot]} tokens, not {high}")
         self._close_holes()
         shift = self.planes[None].cursor - int(self.lengths[slot])
-        return [store.row(slot, low + shift, high + shift) for store in self.stores if isinstance(store, KVRows)]
+        return [
+            (copied(part[0]), copied(part[1]))
+            for store in self.stores
+            if isinstance(store, KVRows)
+            for part in [store.view_of(slot, low + shift, high + shift)]
+        ]
 
     # --- the forward --------------------------------------------------------------------------------------------
 

@@ -106,8 +106,3 @@ def leaves(shapes: list[LayerShape]) -> Iterator[KVShape | ArraysShape]:
             yield from leaves(list(shape.parts))
         else:
             yield shape
-
-
-def pageable(shapes: list[LayerShape]) -> bool:
-    """True when every layer's KV can be cut into pages of tokens."""
-    return all(isinstance(shape, KVShape) and shape.window is None for shape in leaves(shapes))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ..mlxlm import ChunkedKVCache
-from .staged import StagedRow, leaf_caches
+from .pages import leaf_caches
 
 if TYPE_CHECKING:
-    from .staged import Page
+    from .pages import StoredPage
+    from .staged import StagedRow
 
 
 class SoloBatch:
@@ -96,9 +97,9 @@ class SoloBatch:
         """See `Batch.length`."""
         return self._rows[row].length
 
-    def export(self, row: int, index: int, page_tokens: int) -> Page:
+    def export(self, row: int, low: int, high: int) -> StoredPage:
         """See `Batch.export`."""
-        return self._rows[row].page(index, page_tokens)
+        return self._rows[row].cut(low, high)
 
     def arrays(self) -> list[mx.array]:
         """See `Batch.arrays`."""

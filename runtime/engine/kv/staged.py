@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..mlxlm import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
+from ..mlxlm import ArraysCache, RotatingKVCache, make_prompt_cache
+from .pages import cut, leaf_caches, restore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-Page = list[tuple[mx.array, mx.array]]
-"""One page: per KV layer, keys and values (1, heads, page tokens, size), owning their memory."""
+    from .pages import StoredPage
 
 
 class StagedRow:
@@ -38,56 +38,27 @@ class StagedRow:
         for cache in leaf_caches(self.caches):
             if isinstance(cache, ArraysCache):
                 yield from (state for state in cache.cache if state is not None)
+            elif isinstance(cache.keys, tuple):  # quantised
+                yield from (*cache.keys, *cache.values)
             elif cache.keys is not None:
                 yield cache.keys
                 yield cache.values
 
-    def restore(self, pages: Sequence[Page], tokens: int) -> None:
-        """Start from stored pages, of which the first `tokens` tokens are taken. Only for plain KV caches.
+    def restore(self, pages: Sequence[StoredPage], tokens: int) -> None:
+        """Start from stored pages, of which the first `tokens` tokens are taken.
 
         Evaluated, so that the pages may be dropped and their memory goes.
 
         Raises:
-            ValueError: the pages hold fewer tokens.
+            ValueError: the pages hold fewer tokens, or a checkpoint is needed and missing.
         """
-        for layer, cache in enumerate(leaf_caches(self.caches)):
-            keys = mx.concatenate([page[layer][0] for page in pages], axis=2)
-            values = mx.concatenate([page[layer][1] for page in pages], axis=2)
-            if tokens > keys.shape[2]:
-                raise ValueError(f"the pages hold {keys.shape[2]} tokens, not {tokens}")
-            cache.keys, cache.values = mx.contiguous(keys[:, :, :tokens]), mx.contiguous(values[:, :, :tokens])
-            cache.offset = tokens
+        restore(self.caches, pages, tokens)
         mx.eval(list(self.arrays()))
         self.length = tokens
 
-    def export(self, indices: Sequence[int], page_tokens: int) -> dict[int, Page]:
-        """Copies of whole pages by index, evaluated, sharing no memory with the row."""
-        out = {index: self.page(index, page_tokens) for index in indices}
-        mx.eval([array for page in out.values() for pair in page for array in pair])
-        return out
-
-    def page(self, index: int, page_tokens: int) -> Page:
-        """One whole page, copied, lazy.
-
-        Raises:
-            ValueError: the row has fewer tokens.
-        """
-        low, high = index * page_tokens, (index + 1) * page_tokens
-        if high > self.length:
-            raise ValueError(f"page {index} ends at {high}, the row at {self.length}")
-        return [
-            (mx.contiguous(cache.keys[:, :, low:high]), mx.contiguous(cache.values[:, :, low:high]))
-            for cache in leaf_caches(self.caches)
-        ]
-
-
-def leaf_caches(caches: Sequence[Any]) -> Iterator[Any]:
-    """The caches without their nesting, in layer order."""
-    for cache in caches:
-        if isinstance(cache, CacheList):
-            yield from leaf_caches(cache.caches)
-        else:
-            yield cache
+    def cut(self, low: int, high: int, *, checkpoint: bool = False) -> StoredPage:
+        """See `pages.cut`."""
+        return cut(self.caches, low, high, checkpoint=checkpoint)
 
 
 def newest(cache: Any, count: int) -> tuple[mx.array, mx.array]:

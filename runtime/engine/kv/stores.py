@@ -123,6 +123,10 @@ class KVRows:
         part = slice(slot, slot + 1)
         return mx.contiguous(self.keys[part, :, low:high]), mx.contiguous(self.values[part, :, low:high])
 
+    def view_of(self, slot: int, low: int, high: int) -> KVPair:
+        """Places low .. high - 1 of one slot, lazy and not copied: copy before the next write."""
+        return self.keys[slot : slot + 1, :, low:high], self.values[slot : slot + 1, :, low:high]
+
     def part(self, low: int, high: int) -> KVPair:
         """Places low .. high - 1 of all slots, copied."""
         return mx.contiguous(self.keys[:, :, low:high]), mx.contiguous(self.values[:, :, low:high])

@@ -14,8 +14,9 @@ import numpy as np
 
 from ..mlxlm import RotatingKVCache
 from .group import RowGroup
+from .pages import leaf_caches
 from .shapes import KVShape, leaves
-from .staged import StagedRow, leaf_caches
+from .staged import StagedRow
 from .stores import KVRows
 
 if TYPE_CHECKING:

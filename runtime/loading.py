@@ -10,7 +10,9 @@ import anyio
 import msgspec
 
 from .generation import ModelInfo
+from .grammar import GrammarService
 from .mlx_thread import MlxThread
+from .output import Outputs
 from .text import TextService
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     Attributes:
         input_ids: token ids of prompts lie below it.
         end_ids: the model's own end tokens.
+        outputs: constrains outputs and takes them apart.
     """
 
     engine: Engine
@@ -43,6 +46,7 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     info: ModelInfo
     input_ids: int
     end_ids: frozenset[int]
+    outputs: Outputs
 
 
 async def on_thread(thread: MlxThread, job: Callable[[], T]) -> T:
@@ -88,7 +92,9 @@ async def load_engine(
         created=int(time.time()),
         has_chat_template=bool(getattr(loaded.tokenizer, "has_chat_template", False)),
     )
-    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, loaded.eos_ids | text.eos_token_ids)
+    end_ids = loaded.eos_ids | text.eos_token_ids
+    outputs = Outputs(text.dialect, GrammarService(text.token_bytes, text.special_token_ids, end_ids))
+    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, end_ids, outputs)
 
 
 def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:

@@ -37,6 +37,7 @@ _KINDS: dict[str, tuple[int, str]] = {
     "actor_died": (503, SERVER),
     "timeout": (504, TIMEOUT),
     "cancelled": (CLIENT_CLOSED_REQUEST, INVALID),
+    "grammar_failed": (400, INVALID),
     "engine_failed": (500, SERVER),
     "internal_error": (500, SERVER),
 }
@@ -144,7 +145,7 @@ def ended_early(reason: str) -> ApiError:
 def _api_error(
     base: str, code: str, message: str, param: str | None, retry_after_s: float | None, request_id: str
 ) -> ApiError:
-    status, kind = _KINDS.get(base) or _guessed(param, retry_after_s)
+    status, kind = _KINDS.get(code) or _KINDS.get(base) or _guessed(param, retry_after_s)
     if status in (500, 503) and retry_after_s is None:
         logger.error("request %s failed (%s): %s", request_id, code, message)
         return internal(request_id, status=status, code=code)

@@ -14,6 +14,7 @@ from .middleware import REQUEST_ID, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
 from .streaming import EventStreamWriter, send_whole, stream_events
+from .wire.chat import ChatRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,4 +113,15 @@ def _head(
         prompts=len(generations),
         include_usage=bool(options and options.include_usage),
         return_progress=bool(fields.return_progress),
+        reasoning_fields=_reasoning_fields(fields),
     )
+
+
+def _reasoning_fields(fields: RequestFields) -> tuple[str, ...]:
+    if not isinstance(fields, ChatRequest):
+        return ()
+    excluded = fields.reasoning is not None and fields.reasoning.exclude is True
+    if fields.include_reasoning is False or excluded:
+        return ()
+    asked = fields.include_reasoning is True or fields.reasoning is not None
+    return ("reasoning_content", "reasoning") if asked else ("reasoning_content",)

@@ -23,7 +23,6 @@ import numpy as np
 
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
 from ..messages.executor import NO_PAGE
-from ..messages.executor import NO_PAGE
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .flight import Flight
@@ -173,13 +172,13 @@ class MlxEngine:
         self._committed_s = now_s
         failed = self._accept(result.tokens, flight)
         emit(result)
-        if failed:
-            emit(RowsFailed(flight.step, tuple(failed), "; ".join(failed.values())))
+        for row, error in failed.items():
+            emit(RowsFailed(flight.step, (row,), _text(error), getattr(error, "code", None)))
 
     # --- constrained rows ---------------------------------------------------------------------------------------
 
-    def _accept(self, tokens: tuple[int, ...], flight: Flight) -> dict[int, str]:
-        failed: dict[int, str] = {}
+    def _accept(self, tokens: tuple[int, ...], flight: Flight) -> dict[int, Exception]:
+        failed: dict[int, Exception] = {}
         if not self._constraints:
             return failed
         for row, token in zip(flight.rows, tokens, strict=True):
@@ -189,8 +188,8 @@ class MlxEngine:
             try:
                 constraint.accept(token)
             except Exception as error:
-                logger.exception("the constraint of row %d failed", row)
-                failed[row] = _text(error)
+                logger.warning("the constraint of row %d failed: %s", row, error)
+                failed[row] = error
                 self._forget(row)
         return failed
 
@@ -219,9 +218,9 @@ class MlxEngine:
             try:
                 words[place] = self._filled(constraint)
             except Exception as error:
-                logger.exception("the constraint of row %d failed", row)
+                logger.warning("the constraint of row %d failed: %s", row, error)
                 self._forget(row)
-                emit(RowsFailed(plan.step, (row,), _text(error)))
+                emit(RowsFailed(plan.step, (row,), _text(error), getattr(error, "code", None)))
         return mx.array(words)
 
     def _filled(self, constraint: Constraint) -> np.ndarray:
@@ -352,9 +351,7 @@ class MlxEngine:
         """See `Engine.sample_memory`."""
         if clear_pool:
             mx.clear_cache()
-        return MemorySample(
-            mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now()
-        )
+        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now())
 
     def close(self) -> None:
         """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""

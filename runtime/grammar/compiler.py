@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ LIMITS = LLParserLimits(
 """About 20 ms of compiling at most, 15 ms of one mask, 100 MB of lexer states."""
 
 
-class Vocabulary:
+class Vocabulary(TokenizerWrapper):
     """Every token's exact bytes, as llguidance wants to be given them."""
 
     is_tokenizer_wrapper = True

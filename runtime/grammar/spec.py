@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -62,13 +62,13 @@ class Grammar(msgspec.Struct, frozen=True):
         """The error for a grammar that cannot be served."""
         return InvalidRequest(f"this {self.kind} cannot be enforced: {why}", param=self.param, code="invalid_grammar")
 
-    def _parsed(self) -> Any:
+    def _parsed(self) -> object:
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError) as error:
             raise self.refused(str(error)) from None
 
-    def _check_choices(self, choices: Any) -> None:
+    def _check_choices(self, choices: object) -> None:
         if not isinstance(choices, list) or not choices or len(choices) > MAX_CHOICES:
             raise self.refused(f"it takes 1 to {MAX_CHOICES} strings")
         if not all(isinstance(choice, str) and choice for choice in choices):
@@ -80,9 +80,9 @@ class Grammar(msgspec.Struct, frozen=True):
         if len(pattern) > MAX_PATTERN_CHARACTERS:
             raise self.refused(f"a pattern is longer than {MAX_PATTERN_CHARACTERS} characters")
 
-    def _check_nodes(self, schema: Any) -> None:
+    def _check_nodes(self, schema: object) -> None:
         """Bounds on depth, size and patterns, without recursion."""
-        waiting = [(schema, 1)]
+        waiting: list[tuple[object, int]] = [(schema, 1)]
         nodes = 0
         while waiting:
             node, depth = waiting.pop()

@@ -52,7 +52,7 @@ class ThoughtConstraint:
         self._phase = "thought" if plan.is_open else "start"
         self._spent = 0
         self._recent: tuple[int, ...] = ()
-        self._forced: tuple[int, ...] = ()
+        self._forced = plan.closing if plan.is_open and plan.budget == 0 else ()
         self._opening = 0
 
     def fill(self, words: np.ndarray) -> None:
@@ -77,6 +77,7 @@ class ThoughtConstraint:
                 self._opening += 1
                 if self._opening == len(self._plan.start):
                     self._phase = "thought"
+                    self._forced = self._plan.closing if self._plan.budget == 0 else ()
             case _:
                 self._phase = "answer"
                 if self._inner is not None:

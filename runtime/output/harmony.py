@@ -1,7 +1,7 @@
 """Harmony, the format of gpt-oss: every message has a channel. mlx-lm has no parser for it.
 
-    <|channel|>analysis<|message|>a thought<|end|><|start|>assistant<|channel|>final<|message|>the answer<|return|>
-    <|channel|>commentary to=functions.name <|constrain|>json<|message|>{"argument": 1}<|call|>
+<|channel|>analysis<|message|>a thought<|end|><|start|>assistant<|channel|>final<|message|>the answer<|return|>
+<|channel|>commentary to=functions.name <|constrain|>json<|message|>{"argument": 1}<|call|>
 """
 
 from __future__ import annotations

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..constraint import Constraint
 from ..errors import InvalidRequest
 from ..grammar import Grammar, ThoughtPlan
 from ..grammar.thought import ThoughtConstraint
 from .forced import ForcedSplitter, forced_schema
 from .harmony import HarmonySplitter
 from .parts import Tools
-from .splitter import TaggedSplitter
+from .splitter import Splitter, TaggedSplitter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ..constraint import Constraint
     from ..generation import Generation
     from ..grammar import GrammarService
     from ..text.dialect import Dialect
-    from .splitter import Splitter
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -60,7 +58,9 @@ class Outputs:
         forced = generation.tool_choice in ("required", "named")
         grammar = _forced_grammar(generation) if forced else generation.grammar
         if grammar is not None and generation.ignore_eos:
-            raise InvalidRequest("a constrained output ends by itself: ignore_eos cannot be honoured", param="ignore_eos")
+            raise InvalidRequest(
+                "a constrained output ends by itself: ignore_eos cannot be honoured", param="ignore_eos"
+            )
         thought = self._thought(generation, prompt)
         constraints: list[Constraint | None] = [None] * generation.n
         if grammar is not None:

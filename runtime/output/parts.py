@@ -53,7 +53,7 @@ class Tools:
         self.names = frozenset(str(definition.get("function", {}).get("name", "")) for definition in self.definitions)
 
 
-def checked_calls(found: Any, tools: Tools) -> list[tuple[str, str]] | None:
+def checked_calls(found: object, tools: Tools) -> list[tuple[str, str]] | None:
     """Names and arguments (JSON text) of what a parser found; None unless all of it are calls of offered tools."""
     entries = found if isinstance(found, list) else [found]
     calls = [_checked(entry, tools) for entry in entries]
@@ -66,11 +66,11 @@ def new_call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _checked(entry: Any, tools: Tools) -> tuple[str, str] | None:
+def _checked(entry: object, tools: Tools) -> tuple[str, str] | None:
     if not isinstance(entry, dict):
         return None
     name, arguments = entry.get("name"), entry.get("arguments", entry.get("parameters", {}))
-    if name not in tools.names:
+    if not isinstance(name, str) or name not in tools.names:
         return None
     if isinstance(arguments, str):
         arguments = _loaded(arguments)
@@ -82,7 +82,7 @@ def _checked(entry: Any, tools: Tools) -> tuple[str, str] | None:
         return None
 
 
-def _loaded(text: str) -> Any:
+def _loaded(text: str) -> object:
     try:
         return json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -97,5 +97,5 @@ def is_object(text: str) -> bool:
         return False
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is not JSON")

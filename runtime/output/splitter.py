@@ -1,7 +1,7 @@
 """Takes one row's text apart while it grows. Used on the event loop, one a stream.
 
 Invariants (each has a test of its name):
-- `nothing_is_lost`: all text comes out, in order, as thought, call or answer; only the marks and blanks next to them go;
+- `nothing_is_lost`: all text comes out, in order, as thought, call or answer; only the marks and blanks by them go;
 - `cutting_does_not_matter`: the parts, joined, do not depend on how the text was cut into deltas;
 - `never_raises`: whatever the text holds.
 """
@@ -30,8 +30,12 @@ class Splitter(Protocol):
         calls: tool calls begun so far.
     """
 
-    in_thought: bool
     calls: int
+
+    @property
+    def in_thought(self) -> bool:
+        """See above."""
+        ...
 
     def feed(self, text: str) -> list[Part]:
         """Take more text; return the parts that are certain."""

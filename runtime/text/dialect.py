@@ -10,6 +10,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .tokenizer_types import Wrapper
+
 HARMONY = "harmony"
 JSON_TOOLS = "json_tools"
 HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
@@ -72,7 +74,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.think_end_tokens) and _last(tail, self.think_end_tokens) >= 0
 
 
-def read_dialect(wrapper: Any, special: Iterable[int]) -> Dialect:
+def read_dialect(wrapper: Wrapper, special: Iterable[int]) -> Dialect:
     """The dialect of mlx-lm's TokenizerWrapper."""
     vocabulary = _vocabulary(wrapper)
     if all(marker in vocabulary for marker in HARMONY_MARKERS[:5]):
@@ -100,7 +102,7 @@ def read_dialect(wrapper: Any, special: Iterable[int]) -> Dialect:
     )
 
 
-def _harmony(wrapper: Any, vocabulary: dict[str, int]) -> Dialect:
+def _harmony(wrapper: Wrapper, vocabulary: dict[str, int]) -> Dialect:
     ids = frozenset(vocabulary[marker] for marker in HARMONY_MARKERS if marker in vocabulary)
     return Dialect(
         think_end=HARMONY_ANSWER,
@@ -112,12 +114,12 @@ def _harmony(wrapper: Any, vocabulary: dict[str, int]) -> Dialect:
     )
 
 
-def _vocabulary(wrapper: Any) -> dict[str, int]:
+def _vocabulary(wrapper: Wrapper) -> dict[str, int]:
     get = getattr(wrapper, "get_vocab", None)
     return dict(get()) if get is not None else {}
 
 
-def _encoded(wrapper: Any, text: str) -> tuple[int, ...]:
+def _encoded(wrapper: Wrapper, text: str) -> tuple[int, ...]:
     return tuple(wrapper.encode(text, add_special_tokens=False))
 
 

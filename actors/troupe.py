@@ -209,7 +209,10 @@ class Troupe:
     async def _keep_ticking(self, interval_s: float) -> None:
         while True:
             await anyio.sleep(interval_s)
-            self.tick()
+            try:
+                self.tick()
+            except ActorDied:
+                return
 
     async def _ask(self, make: Callable[[Reply[None]], AdmissionMessage]) -> None:
         if not self._running:

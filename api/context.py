@@ -49,7 +49,7 @@ class ApiContext:
             model = self.service.model
         except NotReady as error:
             raise from_troupe(error, request_id) from None
-        if name is not None and name not in DEFAULT_MODEL_NAMES and name != model.name:
+        if name is not None and name not in DEFAULT_MODEL_NAMES and name not in (model.name, *model.aliases):
             raise invalid(
                 f"The model {name[:200]!r} is not served here; {model.name!r} is",
                 param="model",

@@ -3,7 +3,6 @@ BLAS must be loaded before it, which the runtime sees to."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -76,9 +75,10 @@ def open_runtime(config: RuntimeConfig, progress: Report | None) -> ServiceConte
 
 def catalog() -> Catalog:
     """The models on this disk."""
-    # By name, since `api` may not import `runtime.models`, whose MLX parts this module of it leaves alone.
-    module: Any = import_module("..runtime.models.catalog", __package__)
-    return module  # type: ignore[no-any-return]
+    from ..runtime import catalog as module
+
+    found: Any = module
+    return found  # type: ignore[no-any-return]
 
 
 def diagnostics() -> Mapping[str, Mapping[str, Any]]:

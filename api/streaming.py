@@ -1,7 +1,7 @@
 """Moves an encoder's bytes to a socket: late headers, keep-alive comments, bounded patience with slow readers.
 
 A token costs one task wake-up and one `transport.write`. So the chunk framing is done here, straight on the transport,
-instead of through two coroutines of aiohttp a write (`benchmarks` and tests hold that the result is the same), and the
+instead of through two coroutines of aiohttp a write (tests hold that the result is the same), and the
 keep-alive is one timer a stream rather than a timeout a wait.
 
 Invariants:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 16
 
 
-def bare_loop_ms(
-    model: nn.Module, rows: int, steps: int, prompt_len: int, *, pipelined: bool = False
-) -> float:
+def bare_loop_ms(model: nn.Module, rows: int, steps: int, prompt_len: int, *, pipelined: bool = False) -> float:
     """Milliseconds a step: the mean over `steps` after a warm-up, `rows` prompts of `prompt_len` tokens.
 
     `model` is mlx-lm's, as `mlx_lm.load` returns it. `pipelined` submits step k+1 before it reads

@@ -153,9 +153,7 @@ def _recipes(options: argparse.Namespace) -> list[Recipe]:
     """The named recipes, then the commands given."""
     unknown = [name for name in options.servers.split(",") if name and name not in RECIPES]
     if unknown:
-        raise ValueError(
-            f"unknown server {unknown[0]}; known: {', '.join(RECIPES)}; or --server NAME=COMMAND"
-        )
+        raise ValueError(f"unknown server {unknown[0]}; known: {', '.join(RECIPES)}; or --server NAME=COMMAND")
     named = [RECIPES[name] for name in options.servers.split(",") if name]
     return named + [custom_recipe(text) for text in options.server]
 

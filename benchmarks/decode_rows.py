@@ -10,6 +10,7 @@ samplers are the same but for that.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -125,7 +126,7 @@ class OurSide:
             self.send(rows=rows)
         stamps = self.stamps
         self.send(leaves=tuple(LeaveRow(row) for row in rows))
-        return [b - a for a, b in zip(stamps, stamps[1:], strict=False)][:args.steps]
+        return [b - a for a, b in itertools.pairwise(stamps)][: args.steps]
 
 
 def their_side(model: Any, prompts: list[list[int]], args: argparse.Namespace) -> list[float]:

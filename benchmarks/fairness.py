@@ -109,9 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description="Measure fairness.")
     add_target_arguments(parser)
     parser.add_argument("--salt", default=str(time.time_ns()), help="opens every prompt")
-    parser.add_argument(
-        "--long-words", type=int, default=FairnessPlan().long_words, help="of the long prompt"
-    )
+    parser.add_argument("--long-words", type=int, default=FairnessPlan().long_words, help="of the long prompt")
     options = parser.parse_args()
     plan = FairnessPlan(long_words=options.long_words, salt=options.salt)
     result = asyncio.run(run_fairness(Target.from_options(options), plan))

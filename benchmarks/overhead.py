@@ -2,8 +2,8 @@
 
     python -m benchmarks.overhead FOLDER --rows 32 --rounds 7
 
-The bare loop is mlx-lm's model, argmax and `tolist`; ours is requests, actors, sampling, detokenising and events. Rounds
-alternate in one process and the ratio is the median over rounds.
+The bare loop is mlx-lm's model, argmax and `tolist`; ours is requests, actors, sampling, detokenising and events.
+Rounds alternate in one process and the ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-async def one_row(runtime: Runtime, prompt: Sequence[int], row: int, args: argparse.Namespace, stamps: list[float]) -> None:
+async def one_row(
+    runtime: Runtime, prompt: Sequence[int], row: int, args: argparse.Namespace, stamps: list[float]
+) -> None:
     """Stream one request; a stamp per token."""
     mixed = args.mix == "mixed"
-    sampling = SamplingParams(temperature=0.5 + 0.02 * row, top_p=0.9, seed=row) if mixed else SamplingParams(temperature=0)
+    sampling = (
+        SamplingParams(temperature=0.5 + 0.02 * row, top_p=0.9, seed=row) if mixed else SamplingParams(temperature=0)
+    )
     generation = Generation(
         tokens=tuple(prompt), sampling=sampling, max_tokens=args.steps + args.skip, ignore_eos=True, cache=False
     )

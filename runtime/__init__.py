@@ -1,9 +1,9 @@
 """Mechanism: actors' base, messages, the MLX thread, rows and KV, text, and the embedding facade.
 
-    from mlx_troupe.runtime import Generation, Runtime, RuntimeConfig, SamplingParams
+from mlx_troupe.runtime import Generation, Runtime, RuntimeConfig, SamplingParams
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .config import RuntimeConfig
@@ -32,7 +32,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use: the facade imports the actors, which import this package's types."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

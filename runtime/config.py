@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +44,22 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     quantize: Literal["q4", "q8"] | None = None
     served_name: str = ""
-    max_rows: int = 64
-    max_queue: int = 256
-    max_context_tokens: int | None = None
-    max_tokens_default: int | None = None
-    prefill_chunk_tokens: int = 2048
-    stall_target_s: float = 0.5
-    fair_share: float = 0.3
+    max_rows: Count = 64
+    max_queue: Count = 256
+    max_context_tokens: Count | None = None
+    max_tokens_default: Count | None = None
+    prefill_chunk_tokens: Count = 2048
+    stall_target_s: Seconds = 0.5
+    fair_share: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.3
     overlap: Literal["auto", "launch", "build", "off"] = "auto"
-    page_tokens: int = 256
-    prefix_cache_bytes: int = 1 << 30
-    memory_limit_bytes: int | None = None
-    step_timeout_s: float = 60.0
-    drain_timeout_s: float = 30.0
-    queue_timeout_s: float | None = None
-    text_threads: int = 2
-    event_buffer: int = 64
-    inbox: int = 1024
+    page_tokens: Count = 256
+    prefix_cache_bytes: NotNegative = 1 << 30
+    memory_limit_bytes: Count | None = None
+    step_timeout_s: Seconds = 60.0
+    drain_timeout_s: Seconds = 30.0
+    queue_timeout_s: Seconds | None = None
+    text_threads: Count = 2
+    event_buffer: Count = 64
+    inbox: Count = 1024
     length_classes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, 1048576)
     allow_download: bool = False

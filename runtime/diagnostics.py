@@ -6,9 +6,12 @@ import platform
 import shutil
 import sys
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from .models.blas import BlasReport
 
 PACKAGES = (
     "mlx-troupe",
@@ -53,7 +56,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _advice(blas: Any, facts: dict[str, Any]) -> list[str]:
+def _advice(blas: BlasReport, facts: dict[str, Any]) -> list[str]:
     lines = []
     if sys.platform == "linux" and facts["backend"] == "cpu":
         if blas.advice:

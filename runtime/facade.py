@@ -8,10 +8,12 @@ Belongs to the event loop it was entered on. Several runtimes may live in one pr
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
 import uuid
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from .loading import LoadedEngine
     from .models.progress import Report
     from .output import Prepared
+    from .text import TextService
 
 THREAD_STOP_S = 30.0
 CANCEL_GRACE_S = 5.0
@@ -94,7 +97,7 @@ class Runtime:
         *,
         clock: Clock | None = None,
         progress: Report | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         self.config = msgspec.structs.replace(config or RuntimeConfig(), **settings)
         self._clock: Clock = clock or MonotonicClock()
@@ -332,17 +335,22 @@ class Runtime:
             raise NotReady("the model is still loading; ask /readyz")
         return self._loaded.info
 
+    def _text(self) -> TextService:
+        if self._loaded is None:
+            raise NotReady("the model is still loading; ask /readyz")
+        return self._loaded.text
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `Service.tokenize`."""
-        return await self._require()[0].text.encode(text, add_special_tokens=add_special_tokens)
+        return await self._text().encode(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """See `Service.detokenize`."""
-        return await self._require()[0].text.decode(tokens)
+        return await self._text().decode(tokens)
 
     def token_text(self, token: int) -> tuple[str, bytes]:
         """See `Service.token_text`."""
-        return self._require()[0].text.token_text(token)
+        return self._text().token_text(token)
 
     def readiness(self) -> Readiness:
         """See `Service.readiness`."""
@@ -453,13 +461,21 @@ async def _free(loaded: LoadedEngine) -> None:
     """Free the engine's arrays on their own thread, and the tokenizer threads."""
     if loaded.thread.alive:
         with anyio.move_on_after(THREAD_STOP_S):
-            try:
+            with contextlib.suppress(ThreadEnded):
                 await on_thread(loaded.thread, loaded.engine.close)
-            except ThreadEnded:
-                pass
     await anyio.to_thread.run_sync(loaded.text.close)
     await anyio.to_thread.run_sync(loaded.outputs.close)
 
 
 async def _stop_thread(thread: MlxThread) -> None:
+    """End an MLX thread; its streams go first, or MLX may abort the process at exit."""
+    with contextlib.suppress(ThreadEnded):
+        thread.submit(_clear_streams)
     await anyio.to_thread.run_sync(lambda: thread.close(THREAD_STOP_S))
+
+
+def _clear_streams() -> None:
+    if "mlx.core" in sys.modules:
+        from .engine.device import clear_streams
+
+        clear_streams()

@@ -115,6 +115,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         quantized: the preset or bits in words, None when not.
         weight_bytes: bytes of weights.
         created: Unix seconds when it was loaded.
+        has_chat_template: whether `messages` can be answered.
+        aliases: other names clients may use: the one the operator gave ("demo", a hub id, a folder).
     """
 
     name: str
@@ -125,3 +127,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     created: int = 0
     has_chat_template: bool = True
+    aliases: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import msgspec
 
+from .engine_protocol import Engine, EngineFacts
 from .generation import ModelInfo
 from .grammar import GrammarService
 from .mlx_thread import MlxThread
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from .clock import Clock
     from .config import RuntimeConfig
-    from .engine_protocol import Engine, EngineFacts
     from .models.loader import LoadedModel
     from .models.progress import Report
     from .models.spec import ModelSpec
@@ -91,10 +91,19 @@ async def load_engine(
         weight_bytes=loaded.weight_bytes,
         created=int(time.time()),
         has_chat_template=bool(getattr(loaded.tokenizer, "has_chat_template", False)),
+        aliases=tuple(
+            {spec.name, spec.served_name, config.model or spec.name} - {config.served_name or spec.served_name}
+        ),
     )
     end_ids = loaded.eos_ids | text.eos_token_ids
     outputs = Outputs(text.dialect, GrammarService(text.token_bytes, text.special_token_ids, end_ids))
     return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, end_ids, outputs)
+
+
+def _aliases(spec: ModelSpec, config: RuntimeConfig) -> tuple[str, ...]:
+    """What clients may call the model besides its name: what the operator called it."""
+    names = {spec.name, spec.served_name, config.model or spec.name}
+    return tuple(sorted(names - {config.served_name or spec.served_name}))
 
 
 def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:

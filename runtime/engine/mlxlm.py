@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_MLX_LM = ">=0.32.2,<0.33"
 
-solo_attention: Callable[..., Any] = getattr(base, "scaled_dot_product_attention")  # noqa: B009 - untyped
+solo_attention: Callable[..., Any] = base.__dict__["scaled_dot_product_attention"]
 """mlx-lm's own attention, for everything that is not ours."""
 
 
@@ -34,7 +34,7 @@ def bind_attention(seam: Callable[..., Any]) -> None:
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and hasattr(module, "scaled_dot_product_attention"):
-            module.scaled_dot_product_attention = seam
+            vars(module)["scaled_dot_product_attention"] = seam
 
 
 __all__ = [

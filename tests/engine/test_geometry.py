@@ -83,10 +83,12 @@ class GroupMachine(RuleBasedStateMachine):
 
     def run(self, group: RowGroup, tokens: int, as_array: bool, narrow: int | None) -> None:
         group.begin(tokens)
-        new = mx.concatenate([
-            keys_of(BASE if row is None else row, int(n), int(n) + tokens)
-            for row, n in zip(group.rows, group.lengths, strict=True)
-        ])
+        new = mx.concatenate(
+            [
+                keys_of(BASE if row is None else row, int(n), int(n) + tokens)
+                for row, n in zip(group.rows, group.lengths, strict=True)
+            ]
+        )
         for store in group.stores:
             keys, values = store.update_and_fetch(new, -new)
             assert bool((keys == -values).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,12 +24,24 @@ from mlx_troupe.runtime import (
 from mlx_troupe.runtime.engine.kv.staged import StagedRow
 from mlx_troupe.runtime.errors import ContextLengthExceeded, Overloaded, RequestCancelled
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 GREEDY = SamplingParams(temperature=0)
 
 
 def prompts(count: int, *, seed: int = 0, lengths: tuple[int, ...] = (1, 3, 20, 70, 300, 600)) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(10, 500) for _ in range(rng.choice(lengths))] for _ in range(count)]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until something is so."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it never came to be")
 
 
 async def tokens_of(runtime: Runtime, prompt: list[int], count: int, **options: object) -> list[int]:
@@ -129,8 +142,7 @@ async def test_leaving_a_stream_frees_its_row(folder_of) -> None:
     async with Runtime(model=str(folder_of("llama"))) as runtime:
         async with runtime.stream(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)) as stream:
             await stream.take()
-        while runtime.statistics().running:
-            await asyncio.sleep(0.01)
+        await until(lambda: not (runtime.statistics().running))
         assert runtime.statistics().finished == {"cancelled": 1}
         assert len(await tokens_of(runtime, [20, 30], 5)) == 5
 
@@ -140,8 +152,7 @@ async def test_cancel_by_id_ends_complete(folder_of) -> None:
         task = asyncio.create_task(
             runtime.complete(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True, request_id="x"))
         )
-        while not runtime.statistics().running:
-            await asyncio.sleep(0.01)
+        await until(lambda: runtime.statistics().running)
         runtime.cancel("x")
         with pytest.raises(RequestCancelled):
             await task
@@ -259,11 +270,8 @@ async def test_no_thread_and_no_task_is_left(folder_of) -> None:
 
 async def test_closing_ends_running_requests_with_an_error(folder_of) -> None:
     async with Runtime(model=str(folder_of("llama"))) as runtime:
-        task = asyncio.create_task(
-            runtime.complete(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True))
-        )
-        while not runtime.statistics().running:
-            await asyncio.sleep(0.01)
+        task = asyncio.create_task(runtime.complete(Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)))
+        await until(lambda: runtime.statistics().running)
     with pytest.raises(TroupeError) as caught:
         await task
     assert caught.value.code == "shutting_down"
@@ -272,8 +280,7 @@ async def test_closing_ends_running_requests_with_an_error(folder_of) -> None:
 async def test_drain_lets_running_requests_end(folder_of) -> None:
     async with Runtime(model=str(folder_of("llama"))) as runtime:
         task = asyncio.create_task(tokens_of(runtime, [20, 30], 100))
-        while not runtime.statistics().running:
-            await asyncio.sleep(0.01)
+        await until(lambda: runtime.statistics().running)
         await runtime.drain(30)
         assert len(await task) == 100
         with pytest.raises(NotReady):
@@ -285,8 +292,7 @@ async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
     async with Runtime(model=str(folder_of("llama"))) as runtime:
         generation = Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)
         tasks = [asyncio.create_task(runtime.complete(generation)) for _ in range(3)]
-        while runtime.statistics().running < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: not (runtime.statistics().running < 3))
 
         def broken(*_: object) -> None:
             raise MemoryError("the device is gone")

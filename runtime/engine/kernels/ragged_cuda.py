@@ -139,9 +139,7 @@ class CudaRaggedAttention:
     def __init__(self) -> None:
         kernel: Any = mx.fast.cuda_kernel
         inputs = ["q", "k", "v", "kn", "vn", "starts", "place", "scale"]
-        self._attend = kernel(
-            name="ragged_attend", input_names=inputs, output_names=["po", "pm", "pl"], source=_ATTEND
-        )
+        self._attend = kernel(name="ragged_attend", input_names=inputs, output_names=["po", "pm", "pl"], source=_ATTEND)
         self._whole = kernel(
             name="ragged_attend_whole",
             input_names=inputs,

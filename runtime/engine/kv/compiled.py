@@ -1,9 +1,9 @@
 """The decode step as one compiled graph: Python builds it once per shape instead of every step.
 
-On a fast device a step is bound by the host: building 1,000 operations in Python took 6 of 20 ms (Qwen3-8B shape, 32
-rows, H200). With a kernel that writes new entries itself, a step reads buffers and changes none in the graph's sense, so
-`mx.compile` can keep it; what varies (tokens, positions, starts, cursor, the buffers) are inputs. Only plain KV layers;
-a layer that cannot take the kernel ends compiling for good, and steps are built eagerly again.
+On a fast device a step is bound by the host: building 1,000 operations in Python took 6 of 20 ms (Qwen3-8B shape,
+32 rows, H200). With a kernel that writes new entries itself, a step reads buffers and changes none in the graph's
+sense, so `mx.compile` can keep it; what varies (tokens, positions, starts, cursor, the buffers) are inputs. Only plain
+KV layers; a layer that cannot take the kernel ends compiling for good, and steps are built eagerly again.
 """
 
 from __future__ import annotations

@@ -297,5 +297,3 @@ class RowGroup:
                     assert store.keys.shape[2] == store.values.shape[2] == plane.capacity, "buffer size"
         for store in self.stores:
             assert all(array.shape[0] == len(self.rows) for array in store.arrays()), "slots of a buffer"
-
-

@@ -96,9 +96,7 @@ def _kv_shape(cache: Any, window: int | None) -> KVShape:
     keys, values = cache.keys, cache.values
     if keys is None:
         raise UnbatchableCache("a KV layer that the model never writes")
-    return KVShape(
-        window, keys.shape[1], keys.shape[3], keys.dtype, values.shape[1], values.shape[3], values.dtype
-    )
+    return KVShape(window, keys.shape[1], keys.shape[3], keys.dtype, values.shape[1], values.shape[3], values.dtype)
 
 
 def leaves(shapes: list[LayerShape]) -> Iterator[KVShape | ArraysShape]:

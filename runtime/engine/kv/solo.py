@@ -114,9 +114,7 @@ class SoloBatch:
 
 def _trims(row: StagedRow) -> bool:
     """Whether every cache can drop its newest tokens. One in chunks may have dropped what they would uncover."""
-    return all(
-        cache.is_trimmable() and not isinstance(cache, ChunkedKVCache) for cache in leaf_caches(row.caches)
-    )
+    return all(cache.is_trimmable() and not isinstance(cache, ChunkedKVCache) for cache in leaf_caches(row.caches))
 
 
 def _copied(row: StagedRow) -> StagedRow:

@@ -143,9 +143,7 @@ class ArraysRows(_RecurrentCache):
     def __init__(self, shape: ArraysShape, slots: int) -> None:
         super().__init__(len(shape.entries))
         self.shape = shape
-        self.cache = [
-            None if entry is None else mx.zeros((slots, *entry[0]), entry[1]) for entry in shape.entries
-        ]
+        self.cache = [None if entry is None else mx.zeros((slots, *entry[0]), entry[1]) for entry in shape.entries]
 
     def joined(self, slot: int, states: list[mx.array | None]) -> list[mx.array | None]:
         """The arrays with one row's states (1, ...) written to `slot`; a missing state is zeros."""
@@ -203,10 +201,8 @@ def _moved(array: mx.array, move: Move) -> mx.array:
     out = mx.zeros((slots, heads, move.capacity, size), array.dtype)
     if move.count == 0:
         return out
-    if move.gather is None:
-        part = array[:, :, move.source : move.source + move.count]
-    else:
-        part = _gathered(array, move.gather)
+    straight = array[:, :, move.source : move.source + move.count]
+    part = straight if move.gather is None else _gathered(array, move.gather)
     out[:, :, move.target : move.target + move.count] = part
     return out
 

@@ -22,7 +22,20 @@ class PlaneView:
         low, high: places that any live query may see, the new ones included.
     """
 
-    __slots__ = ("_lengths", "_live", "_masks", "_plane", "_starts", "_starts_arrays", "_place", "cursor", "high", "low", "tokens", "traced")
+    __slots__ = (
+        "_lengths",
+        "_live",
+        "_masks",
+        "_plane",
+        "_starts",
+        "_starts_arrays",
+        "_place",
+        "cursor",
+        "high",
+        "low",
+        "tokens",
+        "traced",
+    )
 
     def __init__(self, plane: Plane, lengths: np.ndarray, live: np.ndarray, tokens: int) -> None:
         self._plane = plane

@@ -42,7 +42,9 @@ def tool_use(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | 
     return ToolUse(found, mode, name)
 
 
-def function_tool(name: Any, description: Any, parameters: Any, param: str, strict: Any = None) -> dict[str, Any]:
+def function_tool(
+    name: object, description: object, parameters: object, param: str, strict: object = None
+) -> dict[str, Any]:
     """One checked definition. Templates read the keys in this order."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(f"{param}.name must be 1 to 128 letters, digits and _.:-", param=f"{param}.name")

@@ -107,7 +107,7 @@ def _source(grammar: Grammar) -> str:
             return _schema_source(json.loads(grammar.text), lenient=grammar.lenient)
 
 
-def _schema_source(schema: Any, *, lenient: bool) -> str:
+def _schema_source(schema: dict[str, Any] | bool, *, lenient: bool) -> str:
     options: dict[str, Any] = {
         "whitespace_pattern": WHITESPACE,
         "item_separator": ",",

@@ -29,7 +29,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: how `text` is read.
-        text: a JSON schema, a regular expression, a Lark or GBNF grammar, or a JSON list of strings; "" for json_object.
+        text: a JSON schema, a regular expression, a Lark or GBNF grammar, or a JSON list of texts; "" for json_object.
         param: the request's field, for errors.
         lenient: a schema's unknown keywords are ignored instead of refused; for tool parameters only.
     """

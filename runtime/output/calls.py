@@ -20,6 +20,8 @@ MAX_CALL_CHARACTERS = 1 << 20
 # Formats whose parsers are regular expressions of mlx-lm: some take quadratic time.
 MAX_PARSED_CHARACTERS = 128 << 10
 MAX_CLOSING_MARKS = 64
+# gemma4's recursive expression is cubic in these.
+MAX_PARSED_OPENINGS = 16
 _PAIRS = (
     ("<function=", "</function>"), ("<parameter=", "</parameter>"), ("<arg_value>", "</arg_value>"),
     ("<longcat_arg_value>", "</longcat_arg_value>"), ("<invoke", "</invoke>"), ("<parameter name=", "</parameter>"),
@@ -86,10 +88,9 @@ class CallReader:
         if self._streamed is not None:
             self.done = True
             return []
-        if not self._dialect.call_end or self._dialect.parser == JSON_TOOLS:
-            if (calls := self._parsed(self._body)) is not None:
-                return self._succeed(calls, "")
-        return self._fail()
+        may_be_whole = not self._dialect.call_end or self._dialect.parser == JSON_TOOLS
+        calls = self._parsed(self._body) if may_be_whole else None
+        return self._fail() if calls is None else self._succeed(calls, "")
 
     def _feed_streamed(self, text: str) -> list[CallPart]:
         assert self._streamed is not None
@@ -151,6 +152,8 @@ class CallReader:
     def _parsed(self, body: str) -> list[CallPart] | None:
         json_call = self._dialect.parser == JSON_TOOLS
         if self._dialect.parse_call is None or (not json_call and len(body) > MAX_PARSED_CHARACTERS):
+            return None
+        if self._dialect.parser == "gemma4" and body.count("call:") > MAX_PARSED_OPENINGS:
             return None
         if json_call and (header := _HEADER.match(body)) and header[1] in self._tools.names:
             return self._exact(header[1], body[header.end() :])

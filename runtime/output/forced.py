@@ -4,12 +4,13 @@ of one named function. Works for every model, whatever its own format of calls i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .parts import CallPart, Part, TextPart, Tools, checked_calls, is_object, new_call_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from .splitter import Splitter
 
 MAX_FORCED_CALLS = 16

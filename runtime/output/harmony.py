@@ -44,7 +44,7 @@ class HarmonySplitter:
         parts: list[Part] = []
         text, self._held = self._held + text, ""
         while text:
-            text = self._in_body(text, parts) if self._header is None else self._in_header(text, parts)
+            text = self._in_body(text, parts) if self._header is None else self._in_header(text)
         return parts
 
     def finish(self) -> list[Part]:
@@ -59,19 +59,18 @@ class HarmonySplitter:
         self._header = ""
         return parts
 
-    def _in_header(self, text: str, parts: list[Part]) -> str:
+    def _in_header(self, text: str) -> str:
         assert self._header is not None
         self._header += text
         place = self._header.find(_MESSAGE)
+        if not _may_be_header(self._header) or max(place, len(self._header) * (place < 0)) > MAX_HEADER_CHARACTERS:
+            text, self._header, self._name = self._header, None, None
+            return text  # an answer that no header announces
         if place >= 0:
             header, rest = self._header[:place], self._header[place + len(_MESSAGE) :]
             self._header = None
             self._open(header)
             return rest
-        if len(self._header) > MAX_HEADER_CHARACTERS or not _may_be_header(self._header):
-            header, self._header = self._header, None
-            self._name, self.in_thought = None, False
-            self._plain(header, parts)
         return ""
 
     def _open(self, header: str) -> None:
@@ -83,15 +82,16 @@ class HarmonySplitter:
         self.in_thought = channel is not None and channel[1] == "analysis" and self._name is None
 
     def _in_body(self, text: str, parts: list[Part]) -> str:
-        place, mark = first_mark(text, _ENDS)
+        place, mark = first_mark(text, HARMONY_MARKERS)
         if place < 0:
-            kept = len(text) - held_back(text, _ENDS)
+            kept = len(text) - held_back(text, HARMONY_MARKERS)
             self._held = text[kept:]
             self._say(text[:kept], parts)
             return ""
         self._say(text[:place], parts)
-        self._close(parts)
-        self._header = mark if mark in ("<|start|>", "<|channel|>") else ""
+        if mark in _ENDS:
+            self._close(parts)
+            self._header = mark if mark in ("<|start|>", "<|channel|>") else ""
         return text[place + len(mark) :]
 
     def _say(self, text: str, parts: list[Part]) -> None:
@@ -134,7 +134,8 @@ class HarmonySplitter:
 
 def _may_be_header(text: str) -> bool:
     """Whether a header can still come of this: it begins with a mark, or with a role after one."""
-    return any(_begins(text, mark) for mark in ("<|start|>", "<|channel|>")) or not text.strip()
+    text = text.lstrip()
+    return any(_begins(text, mark) for mark in ("<|start|>", "<|channel|>", _MESSAGE))
 
 
 def _begins(text: str, mark: str) -> bool:

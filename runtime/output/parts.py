@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-MAX_CALLS = 64
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class TextPart(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 MAX_FAILED_CALLS = 16
+MAX_FAILED_CHARACTERS = 256 << 10
 
 
 class Splitter(Protocol):
@@ -62,7 +63,7 @@ class TaggedSplitter:
         self._dialect = dialect
         self._tools = tools if dialect.call_start else None
         self._eager = eager
-        self._failed_calls = 0
+        self._failed_calls = self._failed_characters = 0
         self._held = ""
         self._blanks = self._lost_blanks = ""
         self._at_edge = in_thought
@@ -126,7 +127,8 @@ class TaggedSplitter:
         self.calls += call.count
         if call.failed:
             self._failed_calls += 1
-            if self._failed_calls >= MAX_FAILED_CALLS:
+            self._failed_characters += len(call.rest)
+            if self._failed_calls >= MAX_FAILED_CALLS or self._failed_characters >= MAX_FAILED_CHARACTERS:
                 self._marks = tuple(mark for mark in self._marks if mark != self._dialect.call_start)
             self._at_edge, self._blanks = False, self._lost_blanks
             self._say(self._dialect.call_start, parts)

@@ -162,6 +162,7 @@ async def test_a_lenient_schema_ignores_what_it_does_not_know(grammars):
 
 async def test_a_bomb_fails_while_it_runs_and_not_for_ever(grammars):
     constraint = await one(grammars, Grammar("regex", "(((a{1,1000}){1,1000}){1,1000})b"))
+
     def run():
         for _ in range(100_000):
             assert ord("a") in allowed(constraint)

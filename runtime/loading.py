@@ -151,8 +151,14 @@ def _newline_ids(tokenizer: object) -> frozenset[int]:
 
 def _text_service(spec: ModelSpec, config: RuntimeConfig, vocab_size: int) -> TextService:
     from .models.loader import load_tokenizer
+    from .models.tool_formats import tool_format
 
-    return TextService(lambda: load_tokenizer(spec), threads=config.text_threads, vocab_size=vocab_size)
+    return TextService(
+        lambda: load_tokenizer(spec),
+        threads=config.text_threads,
+        vocab_size=vocab_size,
+        tool_format=tool_format(config.tool_parser),
+    )
 
 
 def _quantized(config: dict[str, object]) -> str | None:

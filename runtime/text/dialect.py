@@ -26,6 +26,15 @@ _INNER_MARKERS = (
 ParseCall = Callable[[str, Any], Any]
 
 
+class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to write tool calls; an empty start is none at all."""
+
+    name: str
+    start: str = ""
+    end: str = ""
+    parse: ParseCall | None = None
+
+
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """The marks around thoughts and tool calls.
 
@@ -74,32 +83,40 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.think_end_tokens) and _last(tail, self.think_end_tokens) >= 0
 
 
-def read_dialect(wrapper: Wrapper, special: Iterable[int]) -> Dialect:
-    """The dialect of mlx-lm's TokenizerWrapper."""
+def read_dialect(wrapper: Wrapper, special: Iterable[int], chosen: ToolFormat | None = None) -> Dialect:
+    """The dialect of mlx-lm's TokenizerWrapper; `chosen` overrides how it writes calls."""
     vocabulary = _vocabulary(wrapper)
-    if all(marker in vocabulary for marker in HARMONY_MARKERS[:5]):
+    speaks_harmony = all(marker in vocabulary for marker in HARMONY_MARKERS[:5])
+    if (speaks_harmony and chosen is None) or (chosen is not None and chosen.name == HARMONY):
         return _harmony(wrapper, vocabulary)
+    calls = chosen or _own_format(wrapper)
     texts = {vocabulary_id: text for text, vocabulary_id in vocabulary.items()}
     marks = {token: texts.get(token, "") for token in special}
     start, end = getattr(wrapper, "think_start", None) or "", getattr(wrapper, "think_end", None) or ""
-    parse_call = getattr(wrapper, "tool_parser", None)
-    call_start = getattr(wrapper, "tool_call_start", None) or ""
-    call_end = getattr(wrapper, "tool_call_end", None) or ""
     return Dialect(
         think_start=start,
         think_end=end,
         think_start_tokens=tuple(getattr(wrapper, "think_start_tokens", None) or ()),
         think_end_tokens=tuple(getattr(wrapper, "think_end_tokens", None) or ()),
         line_tokens=_encoded(wrapper, "\n") if end else (),
-        parser=getattr(parse_call, "__module__", "").rpartition(".")[2] if parse_call and call_start else "",
-        call_start=call_start,
-        call_end=call_end,
-        parse_call=parse_call if call_start else None,
+        parser=calls.name if calls.start else "",
+        call_start=calls.start,
+        call_end=calls.end,
+        parse_call=calls.parse if calls.start else None,
         thought_ids=frozenset(token for token, text in marks.items() if text and text in start + "\n" + end),
         call_ids=frozenset(
-            token for token, text in marks.items() if text and (text in call_start + "\n" + call_end or _inner(text))
+            token for token, text in marks.items() if text and (text in calls.start + "\n" + calls.end or _inner(text))
         ),
     )
+
+
+def _own_format(wrapper: Wrapper) -> ToolFormat:
+    """What mlx-lm found for this tokenizer."""
+    parse = getattr(wrapper, "tool_parser", None)
+    start, end = getattr(wrapper, "tool_call_start", None), getattr(wrapper, "tool_call_end", None)
+    if parse is None or not start:
+        return ToolFormat(name="")
+    return ToolFormat(name=parse.__module__.rpartition(".")[2], start=start, end=end or "", parse=parse)
 
 
 def _harmony(wrapper: Wrapper, vocabulary: dict[str, int]) -> Dialect:

@@ -15,6 +15,7 @@ from .worker_pool import WorkerPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .dialect import ToolFormat
     from .token_decoders import TokenDecoder
     from .tokenizer_types import Message, Wrapper
 
@@ -42,6 +43,7 @@ class TextService:
         threads: int = 2,
         vocab_size: int,
         max_queued: int = MAX_QUEUED_TEXTS,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         """Load a tokenizer for each thread, and one for the loop where its streams need one; takes seconds.
 
@@ -50,6 +52,7 @@ class TextService:
             threads: worker threads.
             vocab_size: rows of the model's output.
             max_queued: texts that may wait for a thread.
+            tool_format: how tool calls are written; None asks the tokenizer.
 
         Raises:
             Exception: whatever `load` raises; no thread is left then.
@@ -59,7 +62,7 @@ class TextService:
         self.vocab_size = vocab_size
         self.eos_token_ids = vocabulary.eos_tokens
         self.special_token_ids = vocabulary.special_tokens
-        self.dialect = read_dialect(wrapper, vocabulary.special_tokens)
+        self.dialect = read_dialect(wrapper, vocabulary.special_tokens, tool_format)
         self._pieces = vocabulary.pieces
         self._strips_space = vocabulary.strips_space
         self._token_texts: dict[int, tuple[str, bytes]] = {}

@@ -12,6 +12,7 @@ from .middleware import around, decorate
 from .routes_chat import chat_completions
 from .routes_completions import completions
 from .routes_health import live, metrics, ready
+from .routes_messages import count_tokens, messages
 from .routes_models import cancel_request, list_models, show_model
 from .settings import ServerSettings
 
@@ -27,6 +28,8 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> web.
     app.on_response_prepare.append(decorate)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)
+    app.router.add_post("/v1/messages", messages)
+    app.router.add_post("/v1/messages/count_tokens", count_tokens)
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{id:.+}", show_model)
     app.router.add_delete("/v1/requests/{id}", cancel_request)

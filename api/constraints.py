@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.grammar.spec import Grammar
+from ..runtime.grammar.spec import Grammar, Kind
 from .errors import invalid
 from .wire.decode import unsupported
 
@@ -77,7 +77,7 @@ def _structured(given: dict[str, Any] | None) -> list[Grammar | None]:
     ]
 
 
-def _schema(given: Any, param: str) -> Grammar | None:
+def _schema(given: object, param: str) -> Grammar | None:
     if given is None:
         return None
     if isinstance(given, str):
@@ -87,7 +87,7 @@ def _schema(given: Any, param: str) -> Grammar | None:
     return Grammar("json_schema", json.dumps(given), param)
 
 
-def _choice(given: Any, param: str) -> Grammar | None:
+def _choice(given: object, param: str) -> Grammar | None:
     if given is None:
         return None
     if not isinstance(given, list):
@@ -95,7 +95,7 @@ def _choice(given: Any, param: str) -> Grammar | None:
     return Grammar("choice", json.dumps(given), param)
 
 
-def _text(kind: Any, given: Any, param: str) -> Grammar | None:
+def _text(kind: Kind, given: object, param: str) -> Grammar | None:
     if given is None:
         return None
     if not isinstance(given, str):
@@ -103,7 +103,7 @@ def _text(kind: Any, given: Any, param: str) -> Grammar | None:
     return Grammar(kind, given, param)
 
 
-def _grammar(given: Any, param: str) -> Grammar | None:
+def _grammar(given: object, param: str) -> Grammar | None:
     """A Lark grammar, or llama.cpp's GBNF, which writes `::=`."""
     is_gbnf = isinstance(given, str) and "::=" in given
     return _text("gbnf" if is_gbnf else "lark", given, param)

@@ -42,6 +42,16 @@ _KINDS: dict[str, tuple[int, str]] = {
     "internal_error": (500, SERVER),
 }
 
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 # The runtime's names for what clients send under another name.
 _PARAMS = {
     "tokens": "prompt",
@@ -90,6 +100,11 @@ class ApiError(Exception):
         """OpenAI's error body, in JSON."""
         detail = ErrorDetail(self.message, self.kind, self.param, self.code)
         return msgspec.json.encode(ErrorBody(detail))
+
+    def anthropic_body(self) -> bytes:
+        """Anthropic's error body, in JSON."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
 
     def headers(self) -> dict[str, str]:
         """Headers that tell a client when to come back, if at all."""

@@ -67,13 +67,14 @@ async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "mlx-troupe"
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+        if _speaks_anthropic(request):
+            response.headers["Request-Id"] = request[REQUEST_ID]
 
 
-def error_response(error: ApiError) -> web.Response:
-    """An answer that is an error."""
-    response = web.Response(
-        status=error.status, body=error.body(), content_type="application/json", headers=error.headers()
-    )
+def error_response(error: ApiError, *, anthropic: bool = False) -> web.Response:
+    """An answer that is an error, in OpenAI's shape or Anthropic's."""
+    body = error.anthropic_body() if anthropic else error.body()
+    response = web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers())
     if error.status == CLIENT_CLOSED_REQUEST:
         response.set_status(CLIENT_CLOSED_REQUEST, "Client Closed Request")
     return response
@@ -86,7 +87,7 @@ async def _answer(request: web.Request, handler: Handler, context: ApiContext) -
     except Exception as error:
         found = _api_error(error, request)
     context.metrics.failed(found.code)
-    response = error_response(found)
+    response = error_response(found, anthropic=_speaks_anthropic(request))
     if found.status == 503:
         response.force_close()  # the next try may reach another server
     return response
@@ -104,6 +105,10 @@ def _api_error(error: Exception, request: web.Request) -> ApiError:
 def _route(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "unmatched"
+
+
+def _speaks_anthropic(request: web.Request) -> bool:
+    return request.path == "/v1/messages" or request.path.startswith("/v1/messages/")
 
 
 def _check_host(request: web.Request, settings: ServerSettings) -> None:

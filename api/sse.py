@@ -91,6 +91,7 @@ class ChunkEncoder(ABC):
         error: set when the stream has ended with an error; its event is the last thing encoded.
         progress: the latest prefill progress, for keep-alive comments.
         stage: "queued", "prefill" or "decode".
+        prompt_tokens: of the request, when it has one prompt.
     """
 
     object_name: str
@@ -100,6 +101,7 @@ class ChunkEncoder(ABC):
         self.error: ApiError | None = None
         self.progress: PrefillProgress | None = None
         self.stage = "queued"
+        self.prompt_tokens = 0
         self._token_text = token_text
         self._open = head.choices
         self._usages: list[Usage | None] = [None] * head.choices

@@ -348,6 +348,10 @@ class Runtime:
         """See `Service.detokenize`."""
         return await self._text().decode(tokens)
 
+    async def count_tokens(self, generation: Generation) -> int:
+        """See `Service.count_tokens`."""
+        return len(await self._prompt(generation, self._require()[0]))
+
     def token_text(self, token: int) -> tuple[str, bytes]:
         """See `Service.token_text`."""
         return self._text().token_text(token)

@@ -11,11 +11,13 @@ from ..errors import ApiError, invalid
 from .chat import ChatRequest
 from .completions import CompletionRequest
 from .fields import HARMLESS, RefusedFields
+from .messages import MessagesRequest
 
 Request = TypeVar("Request")
 
 CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
+MESSAGES = msgspec.json.Decoder(MessagesRequest)
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 

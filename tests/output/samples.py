@@ -30,8 +30,8 @@ WRITTEN = {
         '<tool_call>\n{"name": "stop", "arguments": {"why": "done"}}\n</tool_call>'
     ),
     "qwen3_coder": (
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-        "</function>\n</tool_call>\n<tool_call>\n<function=stop>\n<parameter=why>\ndone\n</parameter>\n</function>\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=stop>\n<parameter=why>\ndone\n</parameter>\n</function>\n"
         "</tool_call>"
     ),
     "glm47": (

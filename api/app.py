@@ -18,13 +18,16 @@ from .settings import ServerSettings
 
 if TYPE_CHECKING:
     from ..runtime.service import Service
+    from .keys import ApiKeys
 
 
-def create_app(service: Service, settings: ServerSettings | None = None) -> web.Application:
+def create_app(
+    service: Service, settings: ServerSettings | None = None, keys: ApiKeys | None = None
+) -> web.Application:
     """An application that serves `service`; run it with `handler_cancellation`, as `server.listening` does."""
     settings = settings or ServerSettings()
     app = web.Application(middlewares=[around], client_max_size=settings.max_body_bytes)
-    app[CONTEXT] = ApiContext(service, settings, HttpMetrics())
+    app[CONTEXT] = ApiContext(service, settings, HttpMetrics(), keys)
     app.on_response_prepare.append(decorate)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)

@@ -10,6 +10,8 @@ from aiohttp import web
 
 from ..runtime.errors import NotReady
 from .errors import SERVER, ApiError, from_troupe, invalid
+from .keys import ApiKeys
+from .limits import KeyLimits
 from .version import package_version
 
 if TYPE_CHECKING:
@@ -31,9 +33,15 @@ class ApiContext:
         service: the runtime.
         settings: of the server.
         metrics: of HTTP.
+        keys: who may ask.
+        limits: how much each may.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, service: Service, settings: ServerSettings, metrics: HttpMetrics, keys: ApiKeys | None = None
+    ) -> None:
+        self.keys = keys or ApiKeys()
+        self.limits = KeyLimits(settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)
         self.service = service
         self.settings = settings
         self.metrics = metrics

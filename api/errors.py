@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AUTHENTICATION = "authentication_error"
 INVALID = "invalid_request_error"
 NOT_FOUND = "not_found_error"
 RATE_LIMIT = "rate_limit_error"
@@ -108,7 +109,7 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers that tell a client when to come back, if at all."""
-        headers = {}
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if not self.retry:

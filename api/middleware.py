@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from .context import CONTEXT
-from .errors import CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
+from .cors import cors_headers, preflight
+from .errors import AUTHENTICATION, CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
+from .keys import presented_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,8 +30,11 @@ access_logger = logging.getLogger("mlx_troupe.access")
 REQUEST_ID = web.RequestKey("request_id", str)
 STAGE = web.RequestKey("stage", str)
 STATUS = web.RequestKey("status", int)
+KEY_NAME = web.RequestKey("key_name", str)
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+ANONYMOUS = "anonymous"
+_OPEN = "/livez"  # the one route that asks for no key
 _PROBES = ("/livez", "/readyz", "/metrics")  # asked every few seconds, and logged at debug level
 _KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
@@ -57,14 +62,17 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         context.metrics.ended(_route(request), status, seconds)
         if context.settings.access_log:
             level = logging.DEBUG if _route(request) in _PROBES else logging.INFO
-            line = "%s %s %d %.3fs %s"
-            access_logger.log(level, line, request.method, _route(request), status, seconds, request[REQUEST_ID])
+            line = "%s %s %d %.3fs %s %s"
+            name = request.get(KEY_NAME, "-")
+            access_logger.log(level, line, request.method, _route(request), status, seconds, request[REQUEST_ID], name)
     return response
 
 
 async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every response, just before they are sent."""
     response.headers["Server"] = "mlx-troupe"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.update(cors_headers(request, request.app[CONTEXT].settings.cors_origins))
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
         if _speaks_anthropic(request):
@@ -83,7 +91,13 @@ def error_response(error: ApiError, *, anthropic: bool = False) -> web.Response:
 async def _answer(request: web.Request, handler: Handler, context: ApiContext) -> web.StreamResponse:
     try:
         _check_host(request, context.settings)
-        return await handler(request)
+        if (answer := preflight(request, context.settings.cors_origins)) is not None:
+            return answer
+        _check_key(request, context)
+        if request.method != "POST":
+            return await handler(request)
+        with context.limits.admitted(request[KEY_NAME]):
+            return await handler(request)
     except Exception as error:
         found = _api_error(error, request)
     context.metrics.failed(found.code)
@@ -122,6 +136,19 @@ def _check_host(request: web.Request, settings: ServerSettings) -> None:
     except ValueError:
         message = f"This server does not answer to {name[:200]!r}; see the setting allowed_hosts"
         raise invalid(message, code="host_not_allowed", status=403) from None
+
+
+def _check_key(request: web.Request, context: ApiContext) -> None:
+    """Deny by default, routes that do not exist included."""
+    request[KEY_NAME] = ANONYMOUS
+    if not context.keys or request.path == _OPEN:
+        return
+    presented = presented_key(request.headers)
+    name = context.keys.name_of(presented) if presented is not None else None
+    if name is None:
+        what = "This API key is not known" if presented is not None else "Send an API key: Authorization: Bearer ..."
+        raise ApiError(what, status=401, kind=AUTHENTICATION, code="invalid_api_key", retry=False)
+    request[KEY_NAME] = name
 
 
 def _host_name(host: str) -> str:

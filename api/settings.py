@@ -18,8 +18,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         host: address to listen on; anything but this machine itself needs --insecure.
         port: port to listen on; 0 takes a free one and prints it.
-        insecure: allow an address that other machines reach, though requests carry no key.
+        insecure: allow an address that other machines reach, though there are no API keys.
+        api_key_file: file of API keys, one a line, `name:key`; MLX_TROUPE_API_KEYS adds more, between commas.
+        max_concurrent_per_key: most requests at once of one key; none is no limit.
+        max_requests_per_minute_per_key: most requests a minute of one key; none is no limit.
+        cors_origins: web pages' origins that may call this server, such as https://chat.example; "*" allows all.
         allowed_hosts: names clients may call this server by, besides localhost and addresses; "*" allows all.
+        max_connections: most connections at once.
+        max_connections_per_address: most of them from one address; none is no limit.
+        header_timeout_s: longest a request's headers may take from their first byte.
         max_body_bytes: largest request body.
         max_messages: most messages of one chat.
         max_prompts: most prompts of one completion request.
@@ -43,7 +50,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     insecure: bool = False
+    api_key_file: str | None = None
+    max_concurrent_per_key: Count | None = None
+    max_requests_per_minute_per_key: Count | None = None
+    cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    max_connections: Count = 2048
+    max_connections_per_address: Count | None = None
+    header_timeout_s: Seconds = 15.0
     max_body_bytes: Count = 4 << 20
     max_messages: Count = 2048
     max_prompts: Count = 64

@@ -69,8 +69,8 @@ WRITTEN = {
     ),
     "minimax_m2": (
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
-        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="stop">\n<parameter name="why">done</parameter>\n'
-        "</invoke>\n</minimax:tool_call>"
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="stop">\n<parameter name="why">done'
+        "</parameter>\n</invoke>\n</minimax:tool_call>"
     ),
     "mistral": ('[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich", "days": 3}[TOOL_CALLS]stop[ARGS]{"why": "done"}'),
     "muse_spark": (

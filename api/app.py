@@ -14,6 +14,8 @@ from .routes_completions import completions
 from .routes_health import live, metrics, ready
 from .routes_messages import count_tokens, messages
 from .routes_models import cancel_request, list_models, show_model
+from .routes_responses import delete_response, responses, show_response
+from .routes_text import detokenize, tokenize
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ def create_app(
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/v1/messages", messages)
     app.router.add_post("/v1/messages/count_tokens", count_tokens)
+    app.router.add_post("/v1/responses", responses)
+    app.router.add_get("/v1/responses/{id}", show_response)
+    app.router.add_delete("/v1/responses/{id}", delete_response)
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", detokenize)
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{id:.+}", show_model)
     app.router.add_delete("/v1/requests/{id}", cancel_request)

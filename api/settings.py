@@ -36,6 +36,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         keepalive_interval_s: a silent stream gets a comment, with the prefill's progress, so often.
         idle_timeout_s: a connection without a request is closed after so long.
         request_timeout_s: deadline of requests that name none; none is no deadline.
+        stored_responses_bytes: room for the answers of /v1/responses that are stored; 0 stores none.
+        stored_responses_ttl_s: a stored answer is forgotten after so long.
         default_temperature: temperature of requests that name none.
         default_top_p: top_p of requests that name none.
         default_top_k: top_k of requests that name none; 0 keeps all.
@@ -67,6 +69,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     keepalive_interval_s: Seconds = 10.0
     idle_timeout_s: Seconds = 75.0
     request_timeout_s: Seconds | None = None
+    stored_responses_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 << 20
+    stored_responses_ttl_s: Seconds = 86400.0
     default_temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
     default_top_p: Share = 1.0
     default_top_k: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -1,6 +1,6 @@
 """Host time of masks: rows with a schema each, over a vocabulary as large as Qwen's.
 
-    python -m benchmarks.grammar_masks --rows 32 --vocab 151936 --steps 64
+python -m benchmarks.grammar_masks --rows 32 --vocab 151936 --steps 64
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ async def measure(rows: int, vocab: int, steps: int) -> None:
             allowed = np.flatnonzero(np.unpackbits(words[row].view(np.uint8), bitorder="little"))
             constraint.accept(int(rng.choice(allowed)))
     times.sort()
-    print(f"masks of {rows} rows: median {median(times) * 1000:.2f} ms, p90 {times[len(times) * 9 // 10] * 1000:.2f} ms")
+    print(
+        f"masks of {rows} rows: median {median(times) * 1000:.2f} ms, p90 {times[len(times) * 9 // 10] * 1000:.2f} ms"
+    )
     service.close()
 
 

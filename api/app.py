@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from .context import CONTEXT, ApiContext
 from .http_metrics import HttpMetrics
 from .middleware import around, decorate
+from .openapi import DOCUMENT, document, show_docs, show_document
 from .routes_chat import chat_completions
 from .routes_completions import completions
 from .routes_health import live, metrics, ready
@@ -46,4 +48,7 @@ def create_app(
     app.router.add_get("/livez", live)
     app.router.add_get("/readyz", ready)
     app.router.add_get("/metrics", metrics)
+    app.router.add_get("/openapi.json", show_document)
+    app.router.add_get("/docs", show_docs)
+    app[DOCUMENT] = msgspec.json.encode(document(app, with_keys=bool(keys)))
     return app

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs`: what is served, from the very types that requests are decoded and answers encoded with."""
+"""`/openapi.json` and `/docs`: what is served, from the types that decode requests and encode answers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,16 @@ _TYPES: dict[tuple[str, str], tuple[Any, Any, bool]] = {
     ("get", "/v1/models/{id}"): (None, ModelCard, False),
 }
 _TEXT_ROUTES = {"/metrics": "text/plain", "/docs": "text/html"}
-_STATUSES = {"400": "Refused, the field named", "401": "No known key", "404": "Not here", "413": "Too large",
-             "415": "Not JSON", "429": "Too much, try later", "500": "A fault of the server", "503": "Not ready"}  # fmt: skip
+_STATUSES = {
+    "400": "Refused, the field named",
+    "401": "No known key",
+    "404": "Not here",
+    "413": "Too large",
+    "415": "Not JSON",
+    "429": "Too much, try later",
+    "500": "A fault of the server",
+    "503": "Not ready",
+}
 DOCUMENT = web.AppKey("openapi", bytes)
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Frame-Options": "DENY"}
 
@@ -75,12 +83,11 @@ async def show_docs(request: web.Request) -> web.Response:
         f"<td>{html.escape(_summary(handler))}</td></tr>"
         for method, path, handler in _routes(request.app)
     )
-    style = (
-        "body{font:16px system-ui;margin:2rem auto;max-width:60rem}td{padding:.3rem 1rem .3rem 0;vertical-align:top}"
-    )
+    style = "body{font:16px system-ui;margin:2rem auto;max-width:60rem}td{padding:.3rem 1rem .3rem 0}"
     body = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>mlx-troupe</title><style>{style}</style>"
-        f"<h1>mlx-troupe</h1><p>Fields and answers: <a href=/openapi.json>/openapi.json</a></p><table>{rows}</table></html>"
+        f"<h1>mlx-troupe</h1><p>Fields and answers: <a href=/openapi.json>/openapi.json</a></p>"
+        f"<table>{rows}</table></html>"
     )
     return web.Response(text=body, content_type="text/html", headers=_PAGE_HEADERS)
 

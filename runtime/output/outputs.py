@@ -68,7 +68,8 @@ class Outputs:
         if thought is not None and (grammar is not None or thought.budget is not None):
             end = self.grammars.end
             constraints = [ThoughtConstraint(thought, inner, end) for inner in constraints]
-        if generation.split == "none" or generation.messages is None:
+        nothing_to_find = not self.dialect.thinks and not generation.tools
+        if generation.split == "none" or generation.messages is None or nothing_to_find:
             return Prepared(constraints)
         return Prepared(constraints, self._shown(generation), lambda: self._splitter(generation, prompt))
 

@@ -70,9 +70,12 @@ class TaggedSplitter:
         self._call: CallReader | None = None
         marks = [dialect.think_start, dialect.think_end, dialect.call_start if self._tools is not None else ""]
         self._marks = tuple(mark for mark in marks if mark)
+        self._firsts = tuple({mark[0] for mark in self._marks})
 
     def feed(self, text: str) -> list[Part]:
         """See Splitter."""
+        if self._is_plain(text):
+            return [ThoughtPart(text) if self.in_thought else TextPart(text)]
         parts: list[Part] = []
         while text:
             text = self._step(text, parts)
@@ -93,6 +96,12 @@ class TaggedSplitter:
             parts.append(TextPart(self._blanks))
         self._blanks = ""
         return parts
+
+    def _is_plain(self, text: str) -> bool:
+        """Most tokens: nothing waits, and no mark can begin in them nor blanks before one."""
+        if self._call is not None or self._held or self._blanks or self._at_edge or not text or text[-1].isspace():
+            return False
+        return not any(first in text for first in self._firsts)
 
     def _step(self, text: str, parts: list[Part]) -> str:
         """Deal with what comes next in `text`; return what is left of it."""

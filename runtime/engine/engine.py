@@ -135,6 +135,7 @@ class MlxEngine:
         if not order:
             self._commit(emit)
             return
+        launched_s = self._clock.now()
         logits = self._batch.forward(self._inputs(order))[:, -1]
         allowed = None
         if self._constraints:
@@ -145,7 +146,7 @@ class MlxEngine:
             self._commit(emit)  # the draw will wait for this forward; what is known goes out before
         sampled = self._sampler.sample(logits, order, allowed=allowed)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
-        flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())
+        flight = Flight(plan.step, plan.rows, order, sampled, launched_s)
         if self.facts.overlap == "build":
             self._read(emit)
         mx.async_eval(sampled.tokens, *flight.lazy(), *self._sampler.extra(), *self._batch.recurrent_arrays())

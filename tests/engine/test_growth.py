@@ -1,5 +1,4 @@
-"""Long rows, many rows, long prompts: buffers grow past every boundary and shrink again, and tokens stay those of solo.
-"""
+"""Long rows, many rows, long prompts: buffers grow past every boundary and shrink again, and tokens stay those of solo."""
 
 from __future__ import annotations
 

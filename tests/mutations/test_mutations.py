@@ -1,6 +1,6 @@
 """Runs the table: each mutation on a copy of the package, the test named for it in a process of its own.
 
-    pytest -m heavy tests/mutations
+pytest -m heavy tests/mutations
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ NAMES = sorted({mutation.test for mutation in MUTATIONS})
 
 def run_tests(package_parent: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     """Run tests with `package_parent` before the installed package on the path."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/{test}" for test in tests),
+    ]
     path = f"{package_parent}{os.pathsep}{ROOT}"
     return subprocess.run(
         command,

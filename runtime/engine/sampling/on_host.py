@@ -140,9 +140,7 @@ def _xtc(
     return stays if exempt is None else stays | exempt
 
 
-def _top_k(
-    weights: NDArray[np.float32], keep: NDArray[np.bool_] | None, top_k: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _top_k(weights: NDArray[np.float32], keep: NDArray[np.bool_] | None, top_k: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Exactly the k most likely of the kept, or all if they are fewer; of equals those with the lower ids."""
     values = weights if keep is None else np.where(keep, weights, -1)
     most = int(top_k.max())

@@ -79,7 +79,9 @@ class RowSampler:
         if sort_limit is None:
             sort_limit = _CPU_SORT_LIMIT if on_cpu else vocab_size
         block_rows = max(1, _CPU_BLOCK_VALUES // vocab_size) if on_cpu else _ENDLESS_ROWS
-        self._limits = Limits(vocab_size, sort_width, sort_limit, block_rows, _draws_on_host() if on_host is None else on_host)
+        self._limits = Limits(
+            vocab_size, sort_width, sort_limit, block_rows, _draws_on_host() if on_host is None else on_host
+        )
         self._exempt = _token_mask(xtc_special, vocab_size)
         self._rows: dict[int, Row] = {}
         self._slots: tuple[int | None, ...] = ()

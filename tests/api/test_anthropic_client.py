@@ -49,7 +49,7 @@ async def test_anthropics_client(folder):
         (use,) = [block for block in called.content if block.type == "tool_use"]
         assert set(use.input) == {"n"}
         async with client.messages.stream(
-            model="tiny", max_tokens=300, messages=HI, tools=[TOOL], tool_choice={"type": "any"}
+            model="tiny", max_tokens=1500, messages=HI, tools=[TOOL], tool_choice={"type": "any"}
         ) as stream:
             streamed = await stream.get_final_message()
         assert all(0 <= block.input["n"] <= 9 for block in streamed.content if block.type == "tool_use")

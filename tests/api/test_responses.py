@@ -20,7 +20,13 @@ from .tiny_server import build_thinker, real_openai
 PATH = "/v1/responses"
 HI = {"input": "hi"}
 USAGE = Usage(prompt_tokens=12, cached_tokens=5, completion_tokens=7, reasoning_tokens=2)
-TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "name": "look", "parameters": PARAMETERS}
 
 
 def everything(_):
@@ -202,7 +208,7 @@ async def test_openais_client(tmp_path):
         answer = await client.responses.create(input="hi", text=text, max_output_tokens=100, **quiet)
         assert json.loads(answer.output_text)["n"] in (1, 2)
         called = await client.responses.create(
-            input="hi", tools=[TOOL], tool_choice={"type": "function", "name": "look"}, max_output_tokens=200, **quiet
+            input="hi", tools=[TOOL], tool_choice={"type": "function", "name": "look"}, max_output_tokens=400, **quiet
         )
         (call,) = [item for item in called.output if item.type == "function_call"]
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "seen"}

@@ -182,7 +182,7 @@ class DecodeCore:
         for number in gone:
             self._leaving.pop(number, None)
             if (row := self._rows.get(number)) is not None:
-                row.request.fail(EngineFailed(failure.error), self._clock.now())
+                row.request.fail(EngineFailed(failure.error, code=failure.code), self._clock.now())
                 self._ended(row, leaves=False)
         for flight in list(self._flights):
             for row in flight.rows or ():

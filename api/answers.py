@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .errors import ended_early
 from .logprobs import chat_logprobs, legacy_logprobs
 from .sse import EARLY_ENDS, StreamHead, usage_total
-from .wire.chat import AnswerMessage, ChatChoice, ChatCompletion
+from .wire.chat import AnswerFunction, AnswerMessage, AnswerToolCall, ChatChoice, ChatCompletion
 from .wire.completions import TextChoice, TextCompletion
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def chat_answer(head: StreamHead, completions: Sequence[Completion], token_text:
         choices=[
             ChatChoice(
                 index,
-                AnswerMessage(choice.text),
+                answer_message(choice, head.reasoning_fields),
                 None if choice.logprobs is None else chat_logprobs(choice.logprobs, token_text),
                 choice.finish_reason,
             )
@@ -36,6 +36,19 @@ def chat_answer(head: StreamHead, completions: Sequence[Completion], token_text:
         ],
         usage=usage_total([choice.usage for choice in choices], head.prompts),
     )
+
+
+def answer_message(choice: Choice, reasoning_fields: Sequence[str]) -> AnswerMessage:
+    """The assistant's message: content is null when there are only tool calls."""
+    message = AnswerMessage(choice.text or (None if choice.tool_calls else ""), "assistant", None)
+    if choice.tool_calls:
+        message.tool_calls = [
+            AnswerToolCall(call.id, AnswerFunction(call.name, call.arguments)) for call in choice.tool_calls
+        ]
+    if choice.reasoning:
+        for name in reasoning_fields:
+            setattr(message, name, choice.reasoning)
+    return message
 
 
 def completion_answer(head: StreamHead, completions: Sequence[Completion], token_text: TokenText) -> TextCompletion:

@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace, environment: Mapping[str, str], open_run
     set_up_logging(settings.server.log_level if chosen else "warning")
     for warning in settings.warnings:
         note(f"mlx-troupe: {warning}")
-    return COMMANDS[arguments.command].run(Invocation(arguments, settings, open_runtime))
+    return COMMANDS[arguments.command].run(Invocation(arguments, settings, open_runtime, environment))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,9 @@ from aiohttp import web
 
 from ..runtime.errors import NotReady
 from .errors import SERVER, ApiError, from_troupe, invalid
+from .keys import ApiKeys
+from .limits import KeyLimits
+from .response_store import ResponseStore
 from .version import package_version
 
 if TYPE_CHECKING:
@@ -31,9 +34,17 @@ class ApiContext:
         service: the runtime.
         settings: of the server.
         metrics: of HTTP.
+        keys: who may ask.
+        limits: how much each may.
+        responses: answers that may be gone on from.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, service: Service, settings: ServerSettings, metrics: HttpMetrics, keys: ApiKeys | None = None
+    ) -> None:
+        self.keys = keys or ApiKeys()
+        self.responses = ResponseStore(settings.stored_responses_bytes, settings.stored_responses_ttl_s)
+        self.limits = KeyLimits(settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)
         self.service = service
         self.settings = settings
         self.metrics = metrics

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AUTHENTICATION = "authentication_error"
 INVALID = "invalid_request_error"
 NOT_FOUND = "not_found_error"
 RATE_LIMIT = "rate_limit_error"
@@ -37,8 +38,19 @@ _KINDS: dict[str, tuple[int, str]] = {
     "actor_died": (503, SERVER),
     "timeout": (504, TIMEOUT),
     "cancelled": (CLIENT_CLOSED_REQUEST, INVALID),
+    "grammar_failed": (400, INVALID),
     "engine_failed": (500, SERVER),
     "internal_error": (500, SERVER),
+}
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 # The runtime's names for what clients send under another name.
@@ -90,9 +102,14 @@ class ApiError(Exception):
         detail = ErrorDetail(self.message, self.kind, self.param, self.code)
         return msgspec.json.encode(ErrorBody(detail))
 
+    def anthropic_body(self) -> bytes:
+        """Anthropic's error body, in JSON."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
+
     def headers(self) -> dict[str, str]:
         """Headers that tell a client when to come back, if at all."""
-        headers = {}
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if not self.retry:
@@ -144,7 +161,7 @@ def ended_early(reason: str) -> ApiError:
 def _api_error(
     base: str, code: str, message: str, param: str | None, retry_after_s: float | None, request_id: str
 ) -> ApiError:
-    status, kind = _KINDS.get(base) or _guessed(param, retry_after_s)
+    status, kind = _KINDS.get(code) or _KINDS.get(base) or _guessed(param, retry_after_s)
     if status in (500, 503) and retry_after_s is None:
         logger.error("request %s failed (%s): %s", request_id, code, message)
         return internal(request_id, status=status, code=code)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ..runtime.config import RuntimeConfig
+from .keys import KEYS_VARIABLE
 from .options import SECTIONS, Option, SettingsError, all_options
 from .settings import ServerSettings
 
@@ -124,7 +125,7 @@ def _hint(name: str, options: Mapping[str, Option]) -> str:
 
 def _misspelt(environment: Mapping[str, str], options: Mapping[str, Option]) -> list[str]:
     """Variables that look like a setting's and are none. Others of the prefix may belong to something else."""
-    known = {option.variable for option in options.values()} | {CONFIG_VARIABLE, _CACHE_VARIABLE}
+    known = {option.variable for option in options.values()} | {CONFIG_VARIABLE, KEYS_VARIABLE, _CACHE_VARIABLE}
     found = []
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known:

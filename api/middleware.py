@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from .context import CONTEXT
-from .errors import CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
+from .cors import cors_headers, preflight
+from .errors import AUTHENTICATION, CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
+from .keys import presented_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,8 +30,11 @@ access_logger = logging.getLogger("mlx_troupe.access")
 REQUEST_ID = web.RequestKey("request_id", str)
 STAGE = web.RequestKey("stage", str)
 STATUS = web.RequestKey("status", int)
+KEY_NAME = web.RequestKey("key_name", str)
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+ANONYMOUS = "anonymous"
+_OPEN = "/livez"  # the one route that asks for no key
 _PROBES = ("/livez", "/readyz", "/metrics")  # asked every few seconds, and logged at debug level
 _KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
@@ -57,23 +62,27 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         context.metrics.ended(_route(request), status, seconds)
         if context.settings.access_log:
             level = logging.DEBUG if _route(request) in _PROBES else logging.INFO
-            line = "%s %s %d %.3fs %s"
-            access_logger.log(level, line, request.method, _route(request), status, seconds, request[REQUEST_ID])
+            line = "%s %s %d %.3fs %s %s"
+            name = request.get(KEY_NAME, "-")
+            access_logger.log(level, line, request.method, _route(request), status, seconds, request[REQUEST_ID], name)
     return response
 
 
 async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every response, just before they are sent."""
     response.headers["Server"] = "mlx-troupe"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.update(cors_headers(request, request.app[CONTEXT].settings.cors_origins))
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+        if _speaks_anthropic(request):
+            response.headers["Request-Id"] = request[REQUEST_ID]
 
 
-def error_response(error: ApiError) -> web.Response:
-    """An answer that is an error."""
-    response = web.Response(
-        status=error.status, body=error.body(), content_type="application/json", headers=error.headers()
-    )
+def error_response(error: ApiError, *, anthropic: bool = False) -> web.Response:
+    """An answer that is an error, in OpenAI's shape or Anthropic's."""
+    body = error.anthropic_body() if anthropic else error.body()
+    response = web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers())
     if error.status == CLIENT_CLOSED_REQUEST:
         response.set_status(CLIENT_CLOSED_REQUEST, "Client Closed Request")
     return response
@@ -82,11 +91,17 @@ def error_response(error: ApiError) -> web.Response:
 async def _answer(request: web.Request, handler: Handler, context: ApiContext) -> web.StreamResponse:
     try:
         _check_host(request, context.settings)
-        return await handler(request)
+        if (answer := preflight(request, context.settings.cors_origins)) is not None:
+            return answer
+        _check_key(request, context)
+        if request.method != "POST":
+            return await handler(request)
+        with context.limits.admitted(request[KEY_NAME]):
+            return await handler(request)
     except Exception as error:
         found = _api_error(error, request)
     context.metrics.failed(found.code)
-    response = error_response(found)
+    response = error_response(found, anthropic=_speaks_anthropic(request))
     if found.status == 503:
         response.force_close()  # the next try may reach another server
     return response
@@ -106,6 +121,10 @@ def _route(request: web.Request) -> str:
     return resource.canonical if resource is not None else "unmatched"
 
 
+def _speaks_anthropic(request: web.Request) -> bool:
+    return request.path == "/v1/messages" or request.path.startswith("/v1/messages/")
+
+
 def _check_host(request: web.Request, settings: ServerSettings) -> None:
     """Refuse names that were not made for this server: a web page may point its own name at this machine."""
     host = request.headers.get("Host", "")
@@ -117,6 +136,19 @@ def _check_host(request: web.Request, settings: ServerSettings) -> None:
     except ValueError:
         message = f"This server does not answer to {name[:200]!r}; see the setting allowed_hosts"
         raise invalid(message, code="host_not_allowed", status=403) from None
+
+
+def _check_key(request: web.Request, context: ApiContext) -> None:
+    """Deny by default, routes that do not exist included."""
+    request[KEY_NAME] = ANONYMOUS
+    if not context.keys or request.path == _OPEN:
+        return
+    presented = presented_key(request.headers)
+    name = context.keys.name_of(presented) if presented is not None else None
+    if name is None:
+        what = "This API key is not known" if presented is not None else "Send an API key: Authorization: Bearer ..."
+        raise ApiError(what, status=401, kind=AUTHENTICATION, code="invalid_api_key", retry=False)
+    request[KEY_NAME] = name
 
 
 def _host_name(host: str) -> str:

@@ -14,17 +14,18 @@ from .middleware import REQUEST_ID, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
 from .streaming import EventStreamWriter, send_whole, stream_events
+from .wire.chat import ChatRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..runtime.generation import Completion, Generation, ModelInfo
     from .context import ApiContext
+    from .encoding import StreamEncoder
     from .logprobs import TokenText
-    from .sse import ChunkEncoder
     from .wire.fields import RequestFields
 
-    Encoder = Callable[[StreamHead, TokenText], ChunkEncoder]
+    Encoder = Callable[[StreamHead, TokenText], StreamEncoder]
     Answer = Callable[[StreamHead, Sequence[Completion], TokenText], Any]
 
 
@@ -36,22 +37,20 @@ def new_id(prefix: str) -> str:
 async def respond(
     request: web.Request,
     context: ApiContext,
-    fields: RequestFields,
-    model: ModelInfo,
+    head: StreamHead,
     generations: Sequence[Generation],
     *,
-    answer_id: str,
+    stream: bool,
     encoder: Encoder,
     answer: Answer,
 ) -> web.StreamResponse:
-    """Run the generations and answer in the form the request asks for.
+    """Run the generations and answer, whole or as a stream.
 
     The client leaving ends the runtime's work: aiohttp cancels this task, which leaves the runtime's block.
     """
-    head = _head(context, fields, model, generations, answer_id)
-    names = (answer_id, request[REQUEST_ID])
+    names = (head.id, request[REQUEST_ID])
     with context.at_work(names, [generation.request_id for generation in generations]):
-        if fields.stream:
+        if stream:
             return await _streamed(request, context, encoder(head, context.service.token_text), generations)
         request[STAGE] = "answer"
         completions = await completions_of(context.service, generations)
@@ -69,7 +68,7 @@ def _mark_unread(request: web.Request) -> None:
 
 
 async def _streamed(
-    request: web.Request, context: ApiContext, encoder: ChunkEncoder, generations: Sequence[Generation]
+    request: web.Request, context: ApiContext, encoder: StreamEncoder, generations: Sequence[Generation]
 ) -> web.StreamResponse:
     settings = context.settings
     writer = EventStreamWriter(
@@ -80,6 +79,7 @@ async def _streamed(
     )
     try:
         async with events_of(context.service, generations) as source:
+            encoder.prompt_tokens = getattr(source, "prompt_tokens", 0)
             await stream_events(source, encoder, writer, settings.keepalive_interval_s)
             request[STATUS] = writer.response.status  # all is sent; the client may leave now
     except ConnectionError:
@@ -95,13 +95,14 @@ async def _streamed(
     return writer.response
 
 
-def _head(
+def head_of(
     context: ApiContext,
     fields: RequestFields,
     model: ModelInfo,
     generations: Sequence[Generation],
     answer_id: str,
 ) -> StreamHead:
+    """What all parts of an answer in OpenAI's shape have in common."""
     options = fields.stream_options
     return StreamHead(
         id=answer_id,
@@ -112,4 +113,15 @@ def _head(
         prompts=len(generations),
         include_usage=bool(options and options.include_usage),
         return_progress=bool(fields.return_progress),
+        reasoning_fields=_reasoning_fields(fields),
     )
+
+
+def _reasoning_fields(fields: RequestFields) -> tuple[str, ...]:
+    if not isinstance(fields, ChatRequest):
+        return ()
+    excluded = fields.reasoning is not None and fields.reasoning.exclude is True
+    if fields.include_reasoning is False or excluded:
+        return ()
+    asked = fields.include_reasoning is True or fields.reasoning is not None
+    return ("reasoning_content", "reasoning") if asked else ("reasoning_content",)

@@ -8,7 +8,7 @@ from .answers import chat_answer
 from .body import read_body
 from .context import CONTEXT
 from .middleware import REQUEST_ID
-from .respond import new_id, respond
+from .respond import head_of, new_id, respond
 from .sse import ChatChunkEncoder
 from .translate import chat_generation
 from .wire.decode import CHAT, decode
@@ -28,10 +28,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await respond(
         request,
         context,
-        chat,
-        model,
+        head_of(context, chat, model, [generation], answer_id),
         [generation],
-        answer_id=answer_id,
+        stream=bool(chat.stream),
         encoder=ChatChunkEncoder,
         answer=chat_answer,
     )

@@ -8,7 +8,7 @@ from .answers import completion_answer
 from .body import read_body
 from .context import CONTEXT
 from .middleware import REQUEST_ID
-from .respond import new_id, respond
+from .respond import head_of, new_id, respond
 from .sse import CompletionChunkEncoder
 from .translate import completion_generations
 from .wire.decode import COMPLETION, decode
@@ -28,10 +28,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     return await respond(
         request,
         context,
-        completion,
-        model,
+        head_of(context, completion, model, generations, answer_id),
         generations,
-        answer_id=answer_id,
+        stream=bool(completion.stream),
         encoder=CompletionChunkEncoder,
         answer=completion_answer,
     )

@@ -8,18 +8,20 @@ One task group holds all there is; when `serve` returns, no task, socket or sign
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import ipaddress
 import logging
 import signal
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from aiohttp import web
 
 from ..runtime.service import Service
 from .app import create_app
+from .guard import ConnectionGuard, GuardedHandler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from .keys import ApiKeys
     from .settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -64,13 +67,13 @@ def reaches_beyond_this_machine(host: str) -> bool:
 
 
 @asynccontextmanager
-async def listening(service: Service, settings: ServerSettings) -> AsyncIterator[str]:
+async def listening(service: Service, settings: ServerSettings, keys: ApiKeys | None = None) -> AsyncIterator[str]:
     """Listen while the block runs; gives the URL. Raises OSError when the address cannot be had.
 
     Leaving lets running answers end, for a few seconds; leaving by an exception or cancellation cuts them off.
     """
     runner = web.AppRunner(
-        create_app(service, settings),
+        create_app(service, settings, keys),
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
@@ -78,19 +81,36 @@ async def listening(service: Service, settings: ServerSettings) -> AsyncIterator
         shutdown_timeout=LAST_ANSWERS_S,
     )
     await runner.setup()
+    listener: asyncio.Server | None = None
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=BACKLOG)
-        await site.start()
+        listener = await _listen(runner, settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        yield f"http://{host}:{site.port}"
+        yield f"http://{host}:{listener.sockets[0].getsockname()[1]}"
     except BaseException:
         if runner.server is not None:
             for connection in runner.server.connections:
                 connection.force_close()
         raise
     finally:
+        if listener is not None:
+            listener.close()
         with anyio.CancelScope(shield=True):
             await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, settings: ServerSettings) -> asyncio.Server:
+    """aiohttp's server behind the guard; a site of aiohttp's own would make unguarded connections."""
+    server = runner.server
+    assert server is not None
+    guard = ConnectionGuard(settings.max_connections, settings.max_connections_per_address, settings.header_timeout_s)
+    loop = asyncio.get_running_loop()
+    handler_settings: dict[str, Any] = server._kwargs
+    return await loop.create_server(
+        lambda: GuardedHandler(server, guard, loop=loop, **handler_settings),
+        settings.host,
+        settings.port,
+        backlog=BACKLOG,
+    )
 
 
 async def serve(
@@ -98,6 +118,7 @@ async def serve(
     settings: ServerSettings,
     *,
     drain_timeout_s: float,
+    keys: ApiKeys | None = None,
     announce: Callable[[str], None],
 ) -> None:
     """Serve until a signal says stop. `announce` gets the URL once connections are accepted.
@@ -109,7 +130,7 @@ async def serve(
     async with anyio.create_task_group() as group:
         await group.start(stop.watch, group.cancel_scope)
         try:
-            async with listening(service, settings) as url:
+            async with listening(service, settings, keys) as url:
                 announce(url)
                 await _serve_loaded(service, stop, drain_timeout_s)
         except Exception as error:

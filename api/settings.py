@@ -18,8 +18,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         host: address to listen on; anything but this machine itself needs --insecure.
         port: port to listen on; 0 takes a free one and prints it.
-        insecure: allow an address that other machines reach, though requests carry no key.
+        insecure: allow an address that other machines reach, though there are no API keys.
+        api_key_file: file of API keys, one a line, `name:key`; MLX_TROUPE_API_KEYS adds more, between commas.
+        max_concurrent_per_key: most requests at once of one key; none is no limit.
+        max_requests_per_minute_per_key: most requests a minute of one key; none is no limit.
+        cors_origins: web pages' origins that may call this server, such as https://chat.example; "*" allows all.
         allowed_hosts: names clients may call this server by, besides localhost and addresses; "*" allows all.
+        max_connections: most connections at once.
+        max_connections_per_address: most of them from one address; none is no limit.
+        header_timeout_s: longest a request's headers may take from their first byte.
         max_body_bytes: largest request body.
         max_messages: most messages of one chat.
         max_prompts: most prompts of one completion request.
@@ -29,6 +36,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         keepalive_interval_s: a silent stream gets a comment, with the prefill's progress, so often.
         idle_timeout_s: a connection without a request is closed after so long.
         request_timeout_s: deadline of requests that name none; none is no deadline.
+        stored_responses_bytes: room for the answers of /v1/responses that are stored; 0 stores none.
+        stored_responses_ttl_s: a stored answer is forgotten after so long.
         default_temperature: temperature of requests that name none.
         default_top_p: top_p of requests that name none.
         default_top_k: top_k of requests that name none; 0 keeps all.
@@ -43,7 +52,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     insecure: bool = False
+    api_key_file: str | None = None
+    max_concurrent_per_key: Count | None = None
+    max_requests_per_minute_per_key: Count | None = None
+    cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    max_connections: Count = 2048
+    max_connections_per_address: Count | None = None
+    header_timeout_s: Seconds = 15.0
     max_body_bytes: Count = 4 << 20
     max_messages: Count = 2048
     max_prompts: Count = 64
@@ -53,6 +69,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     keepalive_interval_s: Seconds = 10.0
     idle_timeout_s: Seconds = 75.0
     request_timeout_s: Seconds | None = None
+    stored_responses_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 << 20
+    stored_responses_ttl_s: Seconds = 86400.0
     default_temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
     default_top_p: Share = 1.0
     default_top_k: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..runtime.events import Event, Failed, Finished, PrefillProgress, TextDelta, Usage
+from ..runtime.events import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from .errors import ApiError, ended_early, from_failed, internal
 from .logprobs import chat_logprobs, legacy_logprobs
 from .wire.usage import CompletionUsage, usage_of
@@ -50,6 +59,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
         prompts: how many prompts; choices of one prompt follow each other.
         include_usage: counts come in a last chunk, and every other chunk says `"usage": null`.
         return_progress: prefill progress comes in chunks without choices.
+        reasoning_fields: names under which the thought is sent; () leaves it out.
     """
 
     id: str
@@ -60,6 +70,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int = 1
     include_usage: bool = False
     return_progress: bool = False
+    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
 
 
 def json_text(text: str) -> bytes:
@@ -80,6 +91,7 @@ class ChunkEncoder(ABC):
         error: set when the stream has ended with an error; its event is the last thing encoded.
         progress: the latest prefill progress, for keep-alive comments.
         stage: "queued", "prefill" or "decode".
+        prompt_tokens: of the request, when it has one prompt.
     """
 
     object_name: str
@@ -89,6 +101,7 @@ class ChunkEncoder(ABC):
         self.error: ApiError | None = None
         self.progress: PrefillProgress | None = None
         self.stage = "queued"
+        self.prompt_tokens = 0
         self._token_text = token_text
         self._open = head.choices
         self._usages: list[Usage | None] = [None] * head.choices
@@ -139,6 +152,12 @@ class ChunkEncoder(ABC):
                 self.stage = "prefill"
                 if self.head.return_progress:
                     pieces.append(self._progress_chunk(event))
+            case ReasoningDelta():
+                self.stage = "decode"
+                pieces.append(self._reasoning(event))
+            case ToolCallDelta():
+                self.stage = "decode"
+                pieces.append(self._tool_call(event))
             case Finished(reason=reason) if reason in EARLY_ENDS:
                 pieces.append(self.fail(ended_early(reason)))
             case Finished():
@@ -182,6 +201,12 @@ class ChunkEncoder(ABC):
         ending = self._suffix[:-3] + b',"prompt_progress":' + _encode(progress) + b"}\n\n"
         return self._prefix + ending
 
+    def _reasoning(self, event: ReasoningDelta) -> bytes:
+        return b""
+
+    def _tool_call(self, event: ToolCallDelta) -> bytes:
+        return b""
+
     @abstractmethod
     def _text_opening(self, index: int) -> bytes: ...
 
@@ -203,6 +228,23 @@ class ChatChunkEncoder(ChunkEncoder):
     def opening(self) -> bytes:
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         return b"".join(self._prefix + role % index + self._suffix for index in range(self.head.choices))
+
+    def _reasoning(self, event: ReasoningDelta) -> bytes:
+        names = self.head.reasoning_fields
+        if not names:
+            return b""
+        text = json_text(event.text)
+        return self._delta(event.index, b",".join(b'"%b":%b' % (name.encode(), text) for name in names))
+
+    def _tool_call(self, event: ToolCallDelta) -> bytes:
+        opening = b'"id":%b,"type":"function",' % json_text(event.id) if event.id else b""
+        name = b'"name":%b,' % json_text(event.name) if event.id else b""
+        function = b'"function":{%b"arguments":%b}' % (name, json_text(event.arguments))
+        return self._delta(event.index, b'"tool_calls":[{"index":%d,%b%b}]' % (event.call, opening, function))
+
+    def _delta(self, index: int, content: bytes) -> bytes:
+        ending = b'{"index":%d,"delta":{%b},"logprobs":null,"finish_reason":null}'
+        return self._prefix + ending % (index, content) + self._suffix
 
     def _text_opening(self, index: int) -> bytes:
         return b'{"index":%d,"delta":{"content":' % index
@@ -254,4 +296,5 @@ def usage_total(usages: Sequence[Usage], prompts: int) -> CompletionUsage:
         sum(usage.prompt_tokens for usage in firsts),
         sum(usage.cached_tokens for usage in firsts),
         sum(usage.completion_tokens for usage in usages),
+        sum(usage.reasoning_tokens for usage in usages),
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..runtime.events import Event
+    from .encoding import StreamEncoder
     from .sources import Events
-    from .sse import ChunkEncoder
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -196,7 +196,7 @@ class Heartbeat:
 
 
 async def stream_events(
-    source: Events, encoder: ChunkEncoder, writer: EventStreamWriter, keepalive_interval_s: float
+    source: Events, encoder: StreamEncoder, writer: EventStreamWriter, keepalive_interval_s: float
 ) -> None:
     """Send a request's events until its end, an error event included.
 
@@ -224,7 +224,7 @@ async def stream_events(
     await writer.close()
 
 
-async def _first_bytes(source: Events, encoder: ChunkEncoder, patience_s: float) -> bytes:
+async def _first_bytes(source: Events, encoder: StreamEncoder, patience_s: float) -> bytes:
     """The first visible bytes, or b"" when there are none for `patience_s`. No event is lost."""
     data = b""
     try:

@@ -9,12 +9,15 @@ import msgspec
 from ..runtime.generation import MAX_CHOICES, Generation
 from ..runtime.sampling_params import MAX_PENALTY_WINDOW_TOKENS, MAX_TOP_LOGPROBS, SamplingParams
 from .checks import logit_bias, real, stop_token_ids, stops, token_ids, whole
+from .constraints import grammar_of
 from .errors import invalid
+from .messages import chat_messages
+from .tools import tool_use
 from .wire.decode import refuse_unsupported, unsupported
 
 if TYPE_CHECKING:
     from .settings import ServerSettings
-    from .wire.chat import ChatRequest, Message
+    from .wire.chat import ChatRequest
     from .wire.completions import CompletionRequest
     from .wire.fields import Number, RequestFields
 
@@ -27,10 +30,6 @@ MAX_PRIORITY = 1000
 MAX_TEMPLATE_TEXT_CHARACTERS = 256
 _UNLIMITED = -1  # what clients of llama.cpp and LM Studio send for "no limit" and "any seed"
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_LATER_ROLES = ("tool", "function")
-_LATER_MESSAGE_FIELDS = ("audio", "function_call", "tool_call_id", "tool_calls")
-
 
 def chat_generation(request: ChatRequest, settings: ServerSettings, request_id: str) -> Generation:
     """The one Generation of a chat request."""
@@ -40,14 +39,21 @@ def chat_generation(request: ChatRequest, settings: ServerSettings, request_id: 
     if request.add_generation_prompt is not None and request.add_generation_prompt is continued:
         hint = "it is true, unless continue_final_message is"
         raise unsupported("add_generation_prompt", hint)
+    use = tool_use(request.tools, request.tool_choice)
     longest = request.max_completion_tokens
     name = "max_tokens" if longest is None else "max_completion_tokens"
     common = _common(request, settings, top_logprobs, request.max_tokens if longest is None else longest, name)
     return msgspec.structs.replace(
         common,
         request_id=request_id,
-        messages=_messages(request.messages, settings.max_messages, continued),
+        messages=chat_messages(request.messages, settings.max_messages, continued=continued),
         template_args=_template_args(request, settings),
+        tools=use.tools or None,
+        tool_choice=use.choice,
+        tool_name=use.name,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        split="stream" if request.stream else "whole",
+        thinking_budget=_thinking_budget(request),
         continue_final_message=continued,
     )
 
@@ -55,6 +61,9 @@ def chat_generation(request: ChatRequest, settings: ServerSettings, request_id: 
 def completion_generations(request: CompletionRequest, settings: ServerSettings, request_id: str) -> list[Generation]:
     """One Generation a prompt."""
     refuse_unsupported(request)
+    for name in ("tools", "tool_choice"):
+        if getattr(request, name) not in (None, [], "none"):
+            raise unsupported(name, "chats take tools")
     choices = _choices(request.n)
     if whole(request.best_of, "best_of", 1, 2**31) not in (None, choices):
         raise unsupported("best_of", "it must equal n")
@@ -99,6 +108,7 @@ def _common(
         priority=whole(request.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache=request.cache is not False,
         cache_salt=request.cache_salt or "",
+        grammar=grammar_of(request),
     )
 
 
@@ -152,53 +162,6 @@ def _chat_top_logprobs(request: ChatRequest) -> int | None:
     return None
 
 
-def _messages(messages: list[Message] | None, most: int, continued: bool) -> tuple[dict[str, Any], ...]:
-    if not messages:
-        raise invalid("messages is required and must not be empty", param="messages", code="missing_parameter")
-    if len(messages) > most:
-        raise invalid(f"messages holds more than {most} messages", param="messages", code="too_many_messages")
-    found = tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages))
-    if continued and found[-1]["role"] != "assistant":
-        raise invalid(
-            "continue_final_message needs the last message to be the assistant's", param="continue_final_message"
-        )
-    return found
-
-
-def _message(message: Message, param: str) -> dict[str, Any]:
-    if message.role in _LATER_ROLES:
-        raise unsupported(f"{param}.role", f"no {message.role} messages yet")
-    role = _ROLES.get(message.role or "")
-    if role is None:
-        raise invalid(f"{param}.role must be one of {', '.join(_ROLES)}", param=f"{param}.role")
-    for name in _LATER_MESSAGE_FIELDS:
-        if getattr(message, name) not in (None, []):
-            raise unsupported(f"{param}.{name}")
-    found: dict[str, Any] = {"role": role, "content": _content(message, role, param)}
-    if message.name is not None:
-        found["name"] = message.name
-    if message.reasoning_content is not None:
-        found["reasoning_content"] = message.reasoning_content
-    return found
-
-
-def _content(message: Message, role: str, param: str) -> str:
-    content = message.content
-    if content is None:
-        if role == "assistant":
-            return ""
-        raise invalid(f"{param}.content is required", param=f"{param}.content", code="missing_parameter")
-    if isinstance(content, str):
-        return content
-    for place, part in enumerate(content):
-        if part.type not in ("text", None):
-            raise unsupported(f"{param}.content[{place}].type", "only text parts are")
-        if part.text is None:
-            name = f"{param}.content[{place}].text"
-            raise invalid(f"{name} is required", param=name, code="missing_parameter")
-    return "".join(part.text or "" for part in content)
-
-
 def _template_args(request: ChatRequest, settings: ServerSettings) -> dict[str, Any]:
     given = dict(request.chat_template_kwargs or {})
     for name, value in given.items():
@@ -209,13 +172,44 @@ def _template_args(request: ChatRequest, settings: ServerSettings) -> dict[str, 
             raise invalid(f"{param} must be a plain value", param=param, code="invalid_type")
         if isinstance(value, str) and len(value) > MAX_TEMPLATE_TEXT_CHARACTERS:
             raise invalid(f"{param} is too long", param=param)
-    if request.reasoning_effort is not None:
-        if "reasoning_effort" not in settings.template_args:
-            raise unsupported("reasoning_effort")
-        if len(request.reasoning_effort) > MAX_TEMPLATE_TEXT_CHARACTERS:
-            raise invalid("reasoning_effort is too long", param="reasoning_effort")
-        given["reasoning_effort"] = request.reasoning_effort
+    _template_arg(given, "reasoning_effort", _effort(request), settings)
+    _template_arg(given, "enable_thinking", _enabled(request), settings)
     return given
+
+
+def _template_arg(given: dict[str, Any], name: str, value: str | bool | None, settings: ServerSettings) -> None:
+    """Set what a request's own field says, over `chat_template_kwargs`."""
+    if value is None:
+        return
+    if name not in settings.template_args:
+        raise unsupported(name)
+    if isinstance(value, str) and len(value) > MAX_TEMPLATE_TEXT_CHARACTERS:
+        raise invalid(f"{name} is too long", param=name)
+    given[name] = value
+
+
+def _effort(request: ChatRequest) -> str | None:
+    nested = request.reasoning.effort if request.reasoning is not None else None
+    return request.reasoning_effort if request.reasoning_effort is not None else nested
+
+
+def _enabled(request: ChatRequest) -> bool | None:
+    nested = request.reasoning.enabled if request.reasoning is not None else None
+    if request.enable_thinking is not None:
+        return request.enable_thinking
+    return False if nested is None and _effort(request) == "none" else nested
+
+
+def _thinking_budget(request: ChatRequest) -> int | None:
+    nested = request.reasoning.max_tokens if request.reasoning is not None else None
+    if request.thinking_budget is not None:
+        return whole(request.thinking_budget, "thinking_budget", 0, MAX_TOKENS)
+    if nested is not None:
+        return whole(nested, "reasoning.max_tokens", 0, MAX_TOKENS)
+    given = (request.chat_template_kwargs or {}).get("thinking_budget")
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return None
+    return whole(given, "chat_template_kwargs.thinking_budget", 0, MAX_TOKENS)
 
 
 def _prompts(

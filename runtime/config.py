@@ -48,6 +48,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         event_buffer: most undelivered events of one request before they are merged.
         inbox: bound of each actor's inbox, in messages.
         length_classes: upper bounds, in tokens, of the KV length classes.
+        tool_parser: how the model writes tool calls: a parser of mlx-lm, "harmony" or "none"; None asks the tokenizer.
         allow_download: whether a hub id may be fetched.
     """
 
@@ -82,4 +83,5 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     event_buffer: Count = 64
     inbox: Count = 1024
     length_classes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, 1048576)
+    tool_parser: str | None = None
     allow_download: bool = False

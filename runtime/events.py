@@ -51,8 +51,33 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text"):
     index: int = 0
 
 
+class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
+    """New text of the thought before the answer; only of requests that are split. Its tokens come in a TextDelta."""
+
+    text: str
+    index: int = 0
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
+    """A tool call, or more of its arguments; only of requests that are split.
+
+    Attributes:
+        call: which of the choice's calls.
+        id: made up; only in a call's first delta, as is `name`.
+        name: of the function.
+        arguments: JSON text, whole or the next piece of it.
+        index: which choice.
+    """
+
+    call: int
+    id: str
+    name: str
+    arguments: str
+    index: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts and times of one choice, in tokens and seconds."""
+    """Token counts and times of one choice, in tokens and seconds; `reasoning_tokens` are among the completion's."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -60,6 +85,7 @@ class Usage(msgspec.Struct, frozen=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    reasoning_tokens: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -96,4 +122,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     index: int = 0
 
 
-Event = PrefillProgress | TextDelta | Finished | Failed
+Event = PrefillProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed

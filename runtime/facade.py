@@ -32,11 +32,12 @@ from .errors import (
     TroupeError,
 )
 from .event_stream import EventStream
-from .events import Failed, Finished, TextDelta
-from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation
+from .events import Failed, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation, ToolCall
 from .loading import load_engine, on_thread
 from .metrics import RuntimeMetrics
 from .mlx_thread import MlxThread, ThreadEnded
+from .output.events import EventSplitter
 from .prefix_cache import cache_folder, cache_root, namespace, read_warm_prompts
 from .request import Request
 from .sampling_params import check_token_ids
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from .generation import ModelInfo
     from .loading import LoadedEngine
     from .models.progress import Report
+    from .output import Prepared
     from .text import TextService
 
 logger = logging.getLogger(__name__)
@@ -68,18 +70,23 @@ CACHE_OPEN_S = 10.0
 class RequestStream:
     """Events of one accepted request. See `service.EventSource`."""
 
-    def __init__(self, request_id: str, prompt_tokens: int, events: EventStream) -> None:
+    def __init__(
+        self, request_id: str, prompt_tokens: int, events: EventStream, splitter: EventSplitter | None = None
+    ) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
         self._events = events
+        self._splitter = splitter
 
     async def take(self) -> list[Event]:
         """All events since the last call, at least one; [] after the last choice has ended."""
-        return await self._events.take()
+        events = await self._events.take()
+        return events if self._splitter is None else self._splitter.split(events)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        async for event in self._events:
-            yield event
+        while events := await self.take():
+            for event in events:
+                yield event
 
 
 class Runtime:
@@ -239,13 +246,15 @@ class Runtime:
     async def stream(self, generation: Generation) -> AsyncIterator[RequestStream]:
         """See `Service.stream`."""
         try:
-            rows, events = await self._submit(generation)
+            rows, events, prepared = await self._submit(generation)
         except TroupeError as error:
             if self._metrics is not None:
                 self._metrics.refused(error.code)
             raise
         try:
-            yield RequestStream(rows[0].request_id, len(rows[0].prompt), events)
+            new_splitter = prepared.new_splitter
+            splitter = None if new_splitter is None else EventSplitter([new_splitter() for _ in rows])
+            yield RequestStream(rows[0].request_id, len(rows[0].prompt), events, splitter)
         finally:
             if any(not row.finished for row in rows):
                 self.cancel(rows[0].request_id)
@@ -257,7 +266,7 @@ class Runtime:
             async for event in events:
                 if isinstance(event, Failed):
                     raise _raised(event)
-                if isinstance(event, TextDelta | Finished):
+                if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta | Finished):
                     parts[event.index].add(event)
         choices = tuple(part.choice() for part in parts)
         return Completion(events.request_id, self.model.name, choices, _total(choices))
@@ -267,7 +276,7 @@ class Runtime:
         if self._troupe is not None:
             self._troupe.cancel(request_id)
 
-    async def _submit(self, generation: Generation) -> tuple[list[Request], EventStream]:
+    async def _submit(self, generation: Generation) -> tuple[list[Request], EventStream, Prepared]:
         loaded, troupe = self._require()
         arrived_s = self._clock.now()
         _check(generation)
@@ -275,11 +284,12 @@ class Runtime:
         check_token_ids(generation.stop_token_ids, loaded.input_ids, "stop_token_ids")
         prompt = await self._prompt(generation, loaded)
         max_tokens = self._max_tokens(generation, len(prompt), loaded)
+        prepared = await loaded.outputs.prepare(generation, prompt)
         events = EventStream(choices=generation.n, bound=self.config.event_buffer)
-        rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s)
+        rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s, prepared)
         await troupe.submit(tuple(rows))
         self._live.update({row.row: row for row in rows if not row.finished})
-        return rows, events
+        return rows, events, prepared
 
     def _require(self) -> tuple[LoadedEngine, Troupe]:
         readiness = self.readiness()
@@ -328,6 +338,7 @@ class Runtime:
         events: EventStream,
         loaded: LoadedEngine,
         arrived_s: float,
+        prepared: Prepared,
     ) -> list[Request]:
         request_id = generation.request_id or uuid.uuid4().hex
         stops = frozenset(generation.stop_token_ids) | (frozenset() if generation.ignore_eos else loaded.end_ids)
@@ -336,6 +347,7 @@ class Runtime:
         chat = generation.messages is not None
         turn_start = loaded.turns.turn_start(prompt) if chat else None
         shared = namespace(self.config, generation)
+        skip = loaded.text.special_token_ids - prepared.shown if prepared.shown else None
         leader = self._next_row
         self._next_row += generation.n
         return [
@@ -349,7 +361,9 @@ class Runtime:
                 max_tokens=max_tokens,
                 min_tokens=generation.min_tokens,
                 stop_tokens=stops,
-                text=loaded.text.open_stream(stop=generation.stop, text_start=generation.messages is not None),
+                text=loaded.text.open_stream(
+                    stop=generation.stop, skip=skip, text_start=generation.messages is not None
+                ),
                 events=events,
                 arrived_s=arrived_s,
                 deadline_s=None if generation.timeout_s is None else arrived_s + generation.timeout_s,
@@ -358,6 +372,7 @@ class Runtime:
                 namespace=shared,
                 turn_start=turn_start,
                 reasoning=loaded.turns.dropped_reasoning if chat else (),
+                constraint=prepared.constraints[index],
                 on_end=self._ended,
                 gaps=self._metrics.gaps if self._metrics is not None else None,
             )
@@ -392,6 +407,10 @@ class Runtime:
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """See `Service.detokenize`."""
         return await self._text().decode(tokens)
+
+    async def count_tokens(self, generation: Generation) -> int:
+        """See `Service.count_tokens`."""
+        return len(await self._prompt(generation, self._require()[0]))
 
     def token_text(self, token: int) -> tuple[str, bytes]:
         """See `Service.token_text`."""
@@ -428,13 +447,20 @@ class _Parts:
 
     def __init__(self) -> None:
         self.deltas: list[TextDelta] = []
+        self.thoughts: list[str] = []
+        self.calls: dict[int, list[ToolCallDelta]] = {}
         self.end: Finished | None = None
 
-    def add(self, event: TextDelta | Finished) -> None:
-        if isinstance(event, Finished):
-            self.end = event
-        else:
-            self.deltas.append(event)
+    def add(self, event: TextDelta | ReasoningDelta | ToolCallDelta | Finished) -> None:
+        match event:
+            case Finished():
+                self.end = event
+            case ReasoningDelta(text=text):
+                self.thoughts.append(text)
+            case ToolCallDelta():
+                self.calls.setdefault(event.call, []).append(event)
+            case TextDelta():
+                self.deltas.append(event)
 
     def choice(self) -> Choice:
         end = self.end
@@ -452,6 +478,11 @@ class _Parts:
             logprobs=tuple(entry for delta in self.deltas for entry in delta.logprobs or ()) if asked else None,
             stop=end.stop,
             usage=end.usage,
+            reasoning="".join(self.thoughts),
+            tool_calls=tuple(
+                ToolCall(parts[0].id, parts[0].name, "".join(part.arguments for part in parts))
+                for parts in self.calls.values()
+            ),
         )
 
 
@@ -485,6 +516,7 @@ def _total(choices: tuple[Choice, ...]) -> Usage:
     return msgspec.structs.replace(
         usages[0],
         completion_tokens=sum(usage.completion_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         decode_s=max(usage.decode_s for usage in usages),
     )
 
@@ -496,6 +528,7 @@ async def _free(loaded: LoadedEngine) -> None:
             with contextlib.suppress(ThreadEnded):
                 await on_thread(loaded.thread, loaded.engine.close)
     await anyio.to_thread.run_sync(loaded.text.close)
+    await anyio.to_thread.run_sync(loaded.outputs.close)
 
 
 async def _stop_thread(thread: MlxThread) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from .events import FinishReason, PositionLogprobs, Usage
+from .grammar.spec import Grammar
 from .sampling_params import SamplingParams
 
 MAX_CHOICES = 8
@@ -30,6 +31,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         n: choices drawn from one prefill; choice i uses seed + i.
         template_args: extra variables for the chat template.
         tools: tool definitions for the chat template.
+        grammar: what the output must match.
+        split: "none" leaves the output as text; "whole" takes thoughts and tool calls out of it, a call once it is
+            complete; "stream" hands out arguments while they are written. Chats only.
+        tool_choice: "required" and "named" force calls by a grammar; `tool_name` is the named one.
+        parallel_tool_calls: "required" may give several calls.
+        thinking_budget: most tokens of a thought, which is closed then; ignored where the model has none.
         continue_final_message: the last message is the assistant's and is continued rather than answered.
         timeout_s: the whole request, queue included, ends with reason "timeout" after so long.
         priority: lower is served first; equal ones first come, first served.
@@ -50,12 +57,26 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     template_args: Mapping[str, Any] = {}
     tools: tuple[Mapping[str, Any], ...] | None = None
+    grammar: Grammar | None = None
+    split: Literal["none", "whole", "stream"] = "none"
+    tool_choice: Literal["auto", "required", "named"] = "auto"
+    tool_name: str = ""
+    parallel_tool_calls: bool = True
+    thinking_budget: int | None = None
     continue_final_message: bool = False
     timeout_s: float | None = None
     priority: int = 0
     cache: bool = True
     cache_salt: str = ""
     request_id: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call of a function; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -67,6 +88,8 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: tuple[PositionLogprobs, ...] | None = None
     stop: str | int | None = None
     usage: Usage = Usage()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Completion(msgspec.Struct, frozen=True):

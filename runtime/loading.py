@@ -11,7 +11,9 @@ import msgspec
 
 from .engine_protocol import Engine, EngineFacts
 from .generation import ModelInfo
+from .grammar import GrammarService
 from .mlx_thread import MlxThread
+from .output import Outputs
 from .text import TextService
 from .text.turns import TurnFacts, learn_turns
 
@@ -35,6 +37,7 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     Attributes:
         input_ids: token ids of prompts lie below it.
         end_ids: the model's own end tokens.
+        outputs: constrains outputs and takes them apart.
         fingerprint: of the weights, see models/fingerprint.py.
         turns: what the chat template does from turn to turn.
     """
@@ -46,6 +49,7 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     info: ModelInfo
     input_ids: int
     end_ids: frozenset[int]
+    outputs: Outputs
     fingerprint: str = ""
     turns: TurnFacts = TurnFacts()
 
@@ -97,9 +101,10 @@ async def load_engine(
         ),
     )
     end_ids = loaded.eos_ids | text.eos_token_ids
+    outputs = Outputs(text.dialect, GrammarService(text.token_bytes, text.special_token_ids, end_ids))
     identity = await anyio.to_thread.run_sync(lambda: _fingerprint(spec, config))
     turns = await learn_turns(text)
-    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, end_ids, identity, turns)
+    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, end_ids, outputs, identity, turns)
 
 
 def _aliases(spec: ModelSpec, config: RuntimeConfig) -> tuple[str, ...]:
@@ -160,8 +165,14 @@ def _newline_ids(tokenizer: object) -> frozenset[int]:
 
 def _text_service(spec: ModelSpec, config: RuntimeConfig, vocab_size: int) -> TextService:
     from .models.loader import load_tokenizer
+    from .models.tool_formats import tool_format
 
-    return TextService(lambda: load_tokenizer(spec), threads=config.text_threads, vocab_size=vocab_size)
+    return TextService(
+        lambda: load_tokenizer(spec),
+        threads=config.text_threads,
+        vocab_size=vocab_size,
+        tool_format=tool_format(config.tool_parser),
+    )
 
 
 def _quantized(config: dict[str, object]) -> str | None:

@@ -145,6 +145,10 @@ class Service(Protocol):
         """Text of token ids. Raises InvalidRequest for ids outside the vocabulary."""
         ...
 
+    async def count_tokens(self, generation: Generation) -> int:
+        """Tokens of a request's prompt. Raises what `stream` raises for a prompt that cannot be had."""
+        ...
+
     def token_text(self, token: int) -> tuple[str, bytes]:
         """One token's text and exact bytes, for log-probabilities."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...runtime.errors import TroupeError
@@ -13,7 +13,7 @@ from ...runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from ...runtime.service import Service
     from ..layers import Settings
@@ -46,11 +46,13 @@ class Invocation:
         arguments: as argparse read them.
         settings: in force.
         open_runtime: makes the runtime; tests bring a fake one.
+        environment: of the process.
     """
 
     arguments: argparse.Namespace
     settings: Settings
     open_runtime: OpenRuntime
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.errors import TroupeError
 from ..flags import add_model, add_settings
+from ..keys import load_keys
 from ..options import SettingsError
 from ..terminal import note, progress_bar
 from .common import FAILURE, INTERRUPTED, OK, Invocation
@@ -30,10 +31,11 @@ def run(invocation: Invocation) -> int:
     from ..server import ForcedStop, reaches_beyond_this_machine, serve
 
     settings = invocation.settings
-    if reaches_beyond_this_machine(settings.server.host) and not settings.server.insecure:
+    keys = load_keys(settings.server.api_key_file, invocation.environment)
+    if reaches_beyond_this_machine(settings.server.host) and not keys and not settings.server.insecure:
         raise SettingsError(
-            f"host {settings.server.host}: other machines could reach it, and requests carry no key; "
-            "add --insecure if that is meant"
+            f"host {settings.server.host}: other machines could reach it, and there are no API keys; "
+            "set --api-key-file, or add --insecure if that is meant"
         )
     bar = progress_bar()
     service = invocation.open_runtime(settings.runtime, bar)
@@ -43,6 +45,7 @@ def run(invocation: Invocation) -> int:
                 serve(
                     service,
                     settings.server,
+                    keys=keys,
                     drain_timeout_s=settings.runtime.drain_timeout_s,
                     announce=lambda url: print(f"mlx-troupe is listening on {url}", flush=True),
                 )

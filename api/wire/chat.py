@@ -17,6 +17,21 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class MessageFunction(msgspec.Struct, kw_only=True):
+    """The function of a call that is fed back; `arguments` is JSON text."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A tool call of an earlier answer."""
+
+    id: str | None = None
+    type: str | None = None
+    function: MessageFunction | None = None
+
+
 class Message(msgspec.Struct, kw_only=True):
     """One chat message."""
 
@@ -24,15 +39,36 @@ class Message(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    # Known and not served yet; null and empty lists are what clients echo back.
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    # Known and not served; null and empty lists are what clients echo back.
     audio: Any = None
     function_call: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    """`reasoning` of a request, OpenRouter's: `max_tokens` bounds the thought, `exclude` keeps it out of the answer."""
+
+    effort: str | None = None
+    max_tokens: Number | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
 
 
 class ChatRequest(RequestFields, kw_only=True):
-    """The body of a chat request."""
+    """The body of a chat request.
+
+    `include_reasoning` true gives the thought as `reasoning` besides `reasoning_content`, false leaves both out.
+    """
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_budget: Number | None = None
+    enable_thinking: bool | None = None
 
     messages: list[Message] | None = None
     max_completion_tokens: Number | None = None
@@ -68,12 +104,30 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class AnswerMessage(msgspec.Struct):
-    """The assistant's message."""
+class AnswerFunction(msgspec.Struct):
+    """What is called; `arguments` is JSON text."""
 
-    content: str
-    role: str = "assistant"
-    refusal: None = None
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(msgspec.Struct):
+    """A tool call."""
+
+    id: str
+    function: AnswerFunction
+    type: str = "function"
+
+
+class AnswerMessage(msgspec.Struct, omit_defaults=True):
+    """The assistant's message; `content` is null when there are only tool calls."""
+
+    content: str | None
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    refusal: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):

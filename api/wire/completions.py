@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from .fields import Number, RequestFields
@@ -14,6 +16,8 @@ class CompletionRequest(RequestFields, kw_only=True):
     prompt: str | list[str | int | float | list[int | float]] | None = None
     logprobs: Number | bool | None = None
     best_of: Number | None = None
+    tools: Any = None
+    tool_choice: Any = None
 
 
 class LegacyLogprobs(msgspec.Struct):

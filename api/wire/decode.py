@@ -11,11 +11,18 @@ from ..errors import ApiError, invalid
 from .chat import ChatRequest
 from .completions import CompletionRequest
 from .fields import HARMLESS, RefusedFields
+from .messages import MessagesRequest
+from .responses import ResponsesRequest
+from .text import DetokenizeRequest, TokenizeRequest
 
 Request = TypeVar("Request")
 
 CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
+RESPONSES = msgspec.json.Decoder(ResponsesRequest)
+TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+MESSAGES = msgspec.json.Decoder(MessagesRequest)
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 

@@ -35,31 +35,21 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     echo: Any = None
     function_call: Any = None
     functions: Any = None
-    grammar: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     include_stop_str_in_output: Any = None
-    json_schema: Any = None
     logits_processors: Any = None
     lora: Any = None
     mirostat: Any = None
     modalities: Any = None
     prompt_embeds: Any = None
     prompt_logprobs: Any = None
-    response_format: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
     role_mapping: Any = None
     service_tier: Any = None
     skip_special_tokens: Any = None
     store: Any = None
-    structured_outputs: Any = None
     suffix: Any = None
     tfs_z: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     top_n_sigma: Any = None
     truncate_prompt_tokens: Any = None
     typical_p: Any = None
@@ -68,7 +58,39 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     web_search_options: Any = None
 
 
-class RequestFields(RefusedFields, kw_only=True):
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """`response_format.json_schema`; the schema is always enforced, `strict` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Any = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """`response_format`: text, json_object, json_schema; regex and grammar are not OpenAI's."""
+
+    type: str | None = None
+    json_schema: JsonSchemaFormat | None = None
+    schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class ConstraintFields(RefusedFields, kw_only=True):
+    """What the output must match, in OpenAI's, vLLM's and llama.cpp's words. At most one of them."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+
+
+class RequestFields(ConstraintFields, kw_only=True):
     """Fields of both completion routes that are honoured.
 
     `timeout` (seconds), `priority` (lower is sooner), `cache`, `cache_salt`, `return_progress`, `ignore_eos`,
@@ -118,7 +140,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "mirostat": (0,),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
@@ -126,8 +147,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "suffix": ("",),
     "tfs_z": (1,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "top_n_sigma": (-1,),
     "typical_p": (1,),
     "use_beam_search": (False,),

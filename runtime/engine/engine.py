@@ -204,13 +204,13 @@ class MlxEngine:
         self._committed_s = now_s
         failed = self._accept(result.tokens, flight)
         emit(result)
-        if failed:
-            emit(RowsFailed(flight.step, tuple(failed), "; ".join(failed.values())))
+        for row, error in failed.items():
+            emit(RowsFailed(flight.step, (row,), _text(error), getattr(error, "code", None)))
 
     # --- constrained rows ---------------------------------------------------------------------------------------
 
-    def _accept(self, tokens: tuple[int, ...], flight: Flight) -> dict[int, str]:
-        failed: dict[int, str] = {}
+    def _accept(self, tokens: tuple[int, ...], flight: Flight) -> dict[int, Exception]:
+        failed: dict[int, Exception] = {}
         if not self._constraints:
             return failed
         for row, token in zip(flight.rows, tokens, strict=True):
@@ -220,8 +220,8 @@ class MlxEngine:
             try:
                 constraint.accept(token)
             except Exception as error:
-                logger.exception("the constraint of row %d failed", row)
-                failed[row] = _text(error)
+                logger.warning("the constraint of row %d failed: %s", row, error)
+                failed[row] = error
                 self._forget(row)
         return failed
 
@@ -250,9 +250,9 @@ class MlxEngine:
             try:
                 words[place] = self._filled(constraint)
             except Exception as error:
-                logger.exception("the constraint of row %d failed", row)
+                logger.warning("the constraint of row %d failed: %s", row, error)
                 self._forget(row)
-                emit(RowsFailed(plan.step, (row,), _text(error)))
+                emit(RowsFailed(plan.step, (row,), _text(error), getattr(error, "code", None)))
         return mx.array(words)
 
     def _filled(self, constraint: Constraint) -> np.ndarray:

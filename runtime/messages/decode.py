@@ -69,11 +69,13 @@ class RowsFailed(msgspec.Struct, frozen=True, tag=True):
     """These rows' forward raised; they are out of the batch, others are untouched.
 
     Plans sent before this was known may still name them: their tokens are PLACEHOLDER, their leaving means nothing.
+    `code` is an error's own; None when the engine is at fault.
     """
 
     step: int
     rows: tuple[int, ...]
     error: str
+    code: str | None = None
 
 
 class CancelRunning(msgspec.Struct, frozen=True, tag=True):

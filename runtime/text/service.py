@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .chat import ChatOptions, count_chars
+from .dialect import read_dialect
 from .stream import TextStream
 from .token_decoders import PieceDecoder, WindowDecoder
 from .tokenizer_copy import TokenizerCopy
@@ -14,6 +15,7 @@ from .worker_pool import WorkerPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .dialect import ToolFormat
     from .token_decoders import TokenDecoder
     from .tokenizer_types import Message, Wrapper
 
@@ -30,6 +32,7 @@ class TextService:
     Attributes:
         vocab_size: ids in and out lie below it.
         eos_token_ids: ids that end a generation, those of the tokenizer and its generation config.
+        dialect: how the model writes thoughts and tool calls.
         special_token_ids: ids left out of text, as `decode(skip_special_tokens=True)` does.
     """
 
@@ -40,6 +43,7 @@ class TextService:
         threads: int = 2,
         vocab_size: int,
         max_queued: int = MAX_QUEUED_TEXTS,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         """Load a tokenizer for each thread, and one for the loop where its streams need one; takes seconds.
 
@@ -48,6 +52,7 @@ class TextService:
             threads: worker threads.
             vocab_size: rows of the model's output.
             max_queued: texts that may wait for a thread.
+            tool_format: how tool calls are written; None asks the tokenizer.
 
         Raises:
             Exception: whatever `load` raises; no thread is left then.
@@ -57,6 +62,7 @@ class TextService:
         self.vocab_size = vocab_size
         self.eos_token_ids = vocabulary.eos_tokens
         self.special_token_ids = vocabulary.special_tokens
+        self.dialect = read_dialect(wrapper, vocabulary.special_tokens, tool_format)
         self._pieces = vocabulary.pieces
         self._strips_space = vocabulary.strips_space
         self._token_texts: dict[int, tuple[str, bytes]] = {}
@@ -159,6 +165,12 @@ class TextService:
         if known is None:
             known = self._token_texts[token] = self._read_token(token)
         return known
+
+    def token_bytes(self) -> list[bytes] | None:
+        """Every id's exact bytes, b"" for ids without text; None when this tokenizer's tokens have none alone."""
+        if self._pieces is None:
+            return None
+        return [piece.encode() if isinstance(piece, str) else piece for piece in self._pieces]
 
     def close(self) -> None:
         """Fail waiting calls with NotReady and join the threads: waits for what runs, a second at most."""

@@ -225,6 +225,9 @@ class FakeService:
     async def detokenize(self, tokens: list[int]) -> str:
         return "".join(self.token_text(token)[0] for token in tokens)
 
+    async def count_tokens(self, generation: Generation) -> int:
+        return prompt_length(generation)
+
     def token_text(self, token: int) -> tuple[str, bytes]:
         text = WORDS[token] if token < len(WORDS) else f"<{token}>"
         return text, text.encode()

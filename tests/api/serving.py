@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 from openai import AsyncOpenAI
 
+from mlx_troupe.api.keys import ApiKeys
 from mlx_troupe.api.server import listening
 from mlx_troupe.api.settings import ServerSettings
 
@@ -122,12 +123,14 @@ class RawRequest:
 
 
 @asynccontextmanager
-async def serving(service: FakeService | None = None, **settings: Any) -> AsyncIterator[Client]:
+async def serving(
+    service: FakeService | None = None, *, keys: ApiKeys | None = None, **settings: Any
+) -> AsyncIterator[Client]:
     """A server and a client for it. Nothing may be left running afterwards."""
     service = service or FakeService()
     before = asyncio.all_tasks()
     async with (
-        listening(service, ServerSettings(**({"port": 0, "access_log": False} | settings))) as url,
+        listening(service, ServerSettings(**({"port": 0, "access_log": False} | settings)), keys) as url,
         aiohttp.ClientSession() as session,
     ):
         yield Client(url, session, service)

@@ -41,6 +41,7 @@ async def test_usage_is_null_until_the_last_chunk(client: Client):
         "completion_tokens": 8,
         "total_tokens": 10,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert answer.events[-1] == "[DONE]"
 

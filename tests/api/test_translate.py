@@ -202,7 +202,8 @@ def test_messages():
 @pytest.mark.parametrize(
     ("message", "param", "code"),
     [
-        ({"role": "tool", "content": "1"}, "role", "unsupported_parameter"),
+        ({"role": "tool", "content": "1"}, "tool_call_id", "missing_parameter"),
+        ({"role": "user", "content": "1", "tool_call_id": "c"}, "tool_call_id", "invalid_value"),
         ({"role": "function", "content": "1"}, "role", "unsupported_parameter"),
         ({"role": "wizard", "content": "1"}, "role", "invalid_value"),
         ({"content": "1"}, "role", "invalid_value"),
@@ -210,7 +211,8 @@ def test_messages():
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "content[0].type", None),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0].type", "unsupported_parameter"),
         ({"role": "user", "content": [{"type": "text"}]}, "content[0].text", "missing_parameter"),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls", "unsupported_parameter"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls[0].function.name", "missing_parameter"),
+        ({"role": "user", "content": "1", "tool_calls": [{"id": "1"}]}, "tool_calls", "invalid_value"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
         ({"role": "assistant", "audio": {"id": "1"}}, "audio", "unsupported_parameter"),
     ],

@@ -52,7 +52,8 @@ def test_an_engine_as_it_is_built(architecture, tiny_model, solo) -> None:
     facts = engine.facts
     assert facts.vocab_size == VOCAB
     assert facts.overlap in ("launch", "build")
-    assert (facts.page_bytes > 0) == (architecture == "llama")
+    assert facts.page_bytes > 0
+    assert facts.checkpoints == (architecture != "llama")
     assert (facts.layout == "batched") == (architecture != "llama4")
     assert facts.prefill_token_s > 0
     check(engine, lambda prompt, count: solo(architecture, prompt, count), COUNTS[:6])

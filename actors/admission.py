@@ -10,6 +10,7 @@ from ..runtime.messages.admission import (
     Cancel,
     Drain,
     PauseAdmission,
+    Requeue,
     RowDone,
     Submit,
     Tick,
@@ -46,6 +47,8 @@ class AdmissionActor(Actor[AdmissionMessage]):
                     message.reply.fail(error)
             case RowDone():
                 core.row_done(message.row)
+            case Requeue():
+                core.requeue(message.rows)
             case Cancel():
                 core.cancel(message.request_id)
             case PauseAdmission():

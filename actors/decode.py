@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, assert_never
 
 from ..runtime.actor import Actor
@@ -12,6 +13,7 @@ from ..runtime.messages.decode import (
     DecodeMessage,
     ExecutorDied,
     Offer,
+    Preempt,
     Ready,
     RowsFailed,
     StepResult,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ..runtime.messages.executor import ExecutorMessage
     from ..runtime.messages.prefill import PrefillMessage
     from .decode_core import DecodeCore
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeActor(Actor[DecodeMessage]):
@@ -60,6 +64,9 @@ class DecodeActor(Actor[DecodeMessage]):
                 core.rows_failed(message)
             case CancelRunning():
                 core.cancel(message.rows, timeout=message.timeout)
+            case Preempt():
+                if core.preempt():
+                    logger.warning("a row was put back to the queue: %s", message.reason)
             case Withdraw():
                 core.withdraw(message.rows)
             case ExecutorDied():

@@ -100,6 +100,7 @@ class ChunkDesk:
                 outcome.seconds,
                 outcome.error,
                 outcome.restore_missed,
+                fault=outcome.fault,
             )
             for chunk, outcome in zip(chunks, outcomes, strict=True)
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..runtime.errors import EngineFailed
 from ..runtime.events import PrefillProgress
-from ..runtime.messages.admission import RowDone
+from ..runtime.messages.admission import Requeue, RowDone
 from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, Store, Unlease
 from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
 from ..runtime.messages.executor import Chunk
 from ..runtime.request import State
 from .prefill_policy import OVERTAKE_SHARE, SHORT_S, PrefillPolicy, Prompt, choose, in_order, owed_s
+from .returns import survives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,8 @@ class PrefillCore:
         prompt.restore = answer.pages
         self._advance(prompt, answer.tokens)
         for request in prompt.rows:
-            request.cached = answer.tokens
+            if not request.returns:
+                request.cached = answer.tokens
             if request.state is State.RESTORING:
                 request.move(State.PREFILLING)
 
@@ -204,11 +205,29 @@ class PrefillCore:
             return
         prompt.matched = None
         if outcome.error is not None:
-            self._fail(prompt, EngineFailed(outcome.error))
+            self._chunk_failed(prompt, chunk, outcome)
         elif outcome.restore_missed:
             self._restart(prompt, chunk)
         else:
             self._progress(prompt, chunk.start + len(chunk.tokens))
+
+    def _chunk_failed(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
+        """Its rows go back to the queue, or end with the error; pages that may have been bad are forgotten."""
+        if chunk.restore_pages and outcome.fault == "state":
+            self.to_cache.append(PagesLost(chunk.restore_pages))
+        back: list[Request] = []
+        now_s = self._clock.now()
+        for request in list(prompt.rows):
+            if survives(request, outcome.fault, outcome.error or "", now_s, alone=False):
+                back.append(request)
+                prompt.rows.remove(request)
+                request.send_back(leader=prompt.leader)
+        if back:
+            self.to_admission.append(Requeue(tuple(back)))
+        for request in list(prompt.rows):
+            self._drop(prompt, request)
+        if back and prompt.leader in self._prompts:
+            self._close(prompt)
 
     def _store(self, prompt: Prompt, chunk: Chunk) -> None:
         if not chunk.stash_pages:
@@ -229,7 +248,10 @@ class PrefillCore:
         prompt.served_s = self._clock.now()
         self._advance(prompt, computed)
         total = len(prompt.tokens)
-        if prompt.remaining:
+        if prompt.rows[0].returns:  # its client has seen this progress already
+            if not prompt.remaining:
+                self._complete(prompt)
+        elif prompt.remaining:
             prompt.rows[0].events.push(PrefillProgress(computed, total))
         else:
             prompt.rows[0].events.push(PrefillProgress(total, total))
@@ -243,7 +265,8 @@ class PrefillCore:
     def _complete(self, prompt: Prompt) -> None:
         del self._prompts[prompt.leader]
         rows = tuple(prompt.rows)
-        self.prompt_tokens += len(prompt.tokens)
+        if not rows[0].returns:
+            self.prompt_tokens += len(prompt.tokens)
         self._decoding += len(rows)
         self.to_decode.append(Ready(rows))
 
@@ -265,8 +288,11 @@ class PrefillCore:
         """Take out a row that has ended, and the prompt with its last row."""
         prompt.rows.remove(request)
         self.to_admission.append(RowDone(request.row))
-        if prompt.rows:
-            return
+        if not prompt.rows:
+            self._close(prompt)
+
+    def _close(self, prompt: Prompt) -> None:
+        """A prompt whose rows have all ended or gone back."""
         del self._prompts[prompt.leader]
         self.to_decode.append(Withdraw((prompt.leader,)))
         self._unlease_ended(prompt)

@@ -68,7 +68,7 @@ class Prompt:
         first = rows[0]
         self.leader = first.leader
         self.rows = list(rows)
-        self.tokens = first.prompt
+        self.tokens = first.known_tokens
         self.target = first.prefill_target
         self.computed = 0
         self.restore: tuple[int, ...] = ()

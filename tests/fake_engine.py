@@ -126,6 +126,16 @@ class FakeEngine:
             self._failed.add(row)
         if failing:
             emit(RowsFailed(plan.step, failing, "RuntimeError: injected"))
+        if self._shaken(plan):
+            self._commit_outstanding(emit)
+            emit(RowsFailed(plan.step, plan.rows, "RuntimeError: injected", self.faults.kind))
+            self._failed.update(self.rows)
+            self.rows.clear()
+            return None
+        for row in [row for row in self.rows if self.faults.strikes(self.faults.bad_state, row)]:
+            del self.rows[row]
+            self._failed.add(row)
+            emit(RowsFailed(plan.step, (row,), "not finite", "state"))
         self._spend(self.costs.step_s + self.costs.row_s * len(plan.rows))
         tokens = tuple([self._next(row) for row in plan.rows])
         if not any(row in self.rows for row in plan.rows):
@@ -137,6 +147,15 @@ class FakeEngine:
             if row in self.rows and self.rows[row].join.sampling.top_logprobs is not None
         }
         return StepResult(plan.step, tokens, logprobs, self.costs.step_s + self.costs.row_s * len(plan.rows))
+
+    def _shaken(self, plan: StepPlan) -> bool:
+        poisoned = [row for row in plan.rows if row in self.rows and self.faults.strikes(self.faults.poison, row)]
+        shaken = plan.step in self.faults.shaken_steps
+        return bool(self.rows) and (shaken or bool(poisoned))
+
+    def _commit_outstanding(self, emit: Callable[[StepMessage], None]) -> None:
+        result, self._outstanding = self._outstanding, None
+        self._commit(result, emit)
 
     def _next(self, number: int) -> int:
         row = self.rows.get(number)
@@ -164,7 +183,9 @@ class FakeEngine:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _join(self, plan: StepPlan, join: JoinRow, emit: Callable[[StepMessage], None]) -> None:
-        check(join.row not in self.rows and join.row not in self._gone, f"row {join.row} joined twice")
+        check(join.row not in self.rows, f"row {join.row} joined twice")
+        self._gone.discard(join.row)
+        self._failed.discard(join.row)
         check(join.row in plan.rows, f"row {join.row} joins a plan that does not name it")
         kv = self.staged.get(join.source, [])
         check(join.staged_tokens == 0 or join.source in self.staged, f"row {join.source} has no staged KV")
@@ -201,6 +222,9 @@ class FakeEngine:
         self._ever_staged.add(chunk.row)
         seconds = self.costs.chunk(len(chunk.tokens), chunk.start)
         self._spend(seconds)
+        if self.faults.strikes(self.faults.bad_chunks, chunk.row):
+            self.staged.pop(chunk.row, None)
+            return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected", fault="state")
         if chunk.row in self.faults.chunk_rows:
             self.staged.pop(chunk.row, None)
             return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected")

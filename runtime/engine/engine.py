@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from ..faults import fault_of
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
 from ..messages.executor import NO_PAGE
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
-from .flight import Flight
+from .flight import Flight, marked
 from .kv.staged import StagedRow
 from .sampling import RowSampler
 
@@ -109,7 +110,7 @@ class MlxEngine:
             except Exception as error:
                 logger.exception("row %d could not join", join.row)
                 self._forget(join.row)
-                emit(RowsFailed(plan.step, (join.row,), _text(error)))
+                emit(RowsFailed(plan.step, (join.row,), _text(error), fault_of(error, "state")))
         for row in plan.discards:
             self._staged.pop(row, None)
         try:
@@ -128,7 +129,7 @@ class MlxEngine:
             allowed, order = self._constrain(logits, order, plan, emit)
             if not any(row is not None for row in order):
                 return
-        sampled = self._sampler.sample(logits, order, allowed=allowed)
+        sampled = marked(self._sampler.sample(logits, order, allowed=allowed), logits)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
         flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())
         if self.facts.overlap == "build":
@@ -159,7 +160,7 @@ class MlxEngine:
             return self._flight.read()
         except Exception as error:
             lost, self._flight = self._flight, None
-            emit(RowsFailed(lost.step, lost.rows, _text(error)))
+            emit(RowsFailed(lost.step, lost.rows, _text(error), fault_of(error, "step")))
             raise
 
     def _commit(self, emit: Emit) -> None:
@@ -170,10 +171,20 @@ class MlxEngine:
         now_s = self._clock.now()
         result = flight.result(tokens, now_s - max(flight.launched_s, self._committed_s))
         self._committed_s = now_s
+        self._throw_out_bad(flight, tokens, emit)
         failed = self._accept(result.tokens, flight)
         emit(result)
         if failed:
             emit(RowsFailed(flight.step, tuple(failed), "; ".join(failed.values())))
+
+    def _throw_out_bad(self, flight: Flight, tokens: list[int], emit: Emit) -> None:
+        """Rows whose logits were not numbers leave the batch, before anybody reads their token."""
+        bad = [row for row, token in zip(flight.order, tokens, strict=True) if token == PLACEHOLDER and row is not None]
+        present = set(self._batch.order) if bad else set()
+        for row in bad:
+            if row in present:
+                self._forget(row)
+                emit(RowsFailed(flight.step, (row,), "the logits are not finite numbers", "state"))
 
     # --- constrained rows ---------------------------------------------------------------------------------------
 
@@ -287,7 +298,8 @@ class MlxEngine:
         self._tokens, self._token_order, self._fresh = mx.zeros((0,), mx.int32), [], {}
         self._constraints.clear()
         if failed := tuple(dict.fromkeys([*plan.rows, *rows])):
-            emit(RowsFailed(plan.step, failed, _text(error)))
+            emit(RowsFailed(plan.step, failed, _text(error), fault_of(error, "step")))
+        mx.clear_cache()
 
     # --- prefill ------------------------------------------------------------------------------------------------
 
@@ -307,7 +319,9 @@ class MlxEngine:
         except Exception as error:
             logger.exception("a chunk of row %d failed", chunk.row)
             self._staged.pop(chunk.row, None)
-            return ChunkOutcome(chunk.row, self._clock.now() - began_s, _text(error))
+            mx.clear_cache()
+            seconds = self._clock.now() - began_s
+            return ChunkOutcome(chunk.row, seconds, _text(error), fault=fault_of(error, "state"))
         return ChunkOutcome(chunk.row, self._clock.now() - began_s)
 
     def _staged_for(self, chunk: Chunk) -> StagedRow | None:

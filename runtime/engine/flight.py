@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from ..events import PositionLogprobs, TokenLogprob
 from ..messages.decode import StepResult
 from ..request import PLACEHOLDER
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from .sampling import Sampled
+
+
+def marked(sampled: Sampled, logits: mx.array) -> Sampled:
+    """The sample with PLACEHOLDER where the token chosen from (places, vocabulary) logits has one that is no number.
+
+    A NaN in a row's KV makes all its logits NaN, so looking at the chosen one finds it, and costs next to nothing.
+    """
+    sound = mx.isfinite(mx.take_along_axis(logits, sampled.tokens[:, None], axis=-1)[:, 0])
+    return sampled._replace(tokens=mx.where(sound, sampled.tokens, PLACEHOLDER))
 
 
 @dataclass

@@ -30,6 +30,12 @@ class RowDone(msgspec.Struct, frozen=True, tag=True):
     row: int
 
 
+class Requeue(msgspec.Struct, frozen=True, tag=True):
+    """Admitted rows that were sent back: they queue again, at the place in which they came, and share one prefill."""
+
+    rows: tuple[Request, ...]
+
+
 class PauseAdmission(msgspec.Struct, frozen=True, tag=True):
     """The memory-enforcer holds new work while something runs; None lifts it."""
 
@@ -46,4 +52,4 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time has passed: look at deadlines."""
 
 
-AdmissionMessage = Submit | Cancel | RowDone | PauseAdmission | Drain | Tick
+AdmissionMessage = Submit | Cancel | RowDone | Requeue | PauseAdmission | Drain | Tick

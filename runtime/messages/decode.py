@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..events import PositionLogprobs
+from ..faults import Fault
 from ..request import Request
 from .executor import Chunk
 
@@ -57,23 +58,35 @@ class ChunksResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunkOutcome(msgspec.Struct, frozen=True):
-    """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran."""
+    """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran.
+
+    `fault` says whose doing an error was, and so whether it is tried again.
+    """
 
     row: int
     seconds: float
     error: str | None = None
     restore_missed: bool = False
+    fault: Fault = "row"
 
 
 class RowsFailed(msgspec.Struct, frozen=True, tag=True):
     """These rows' forward raised; they are out of the batch, others are untouched.
 
     Plans sent before this was known may still name them: their tokens are PLACEHOLDER, their leaving means nothing.
+    `fault` says whose doing it was, and so whether they are tried again.
     """
 
     step: int
     rows: tuple[int, ...]
     error: str
+    fault: Fault = "row"
+
+
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Memory is short: send the youngest running row back to the queue, unless it is the only one."""
+
+    reason: str
 
 
 class CancelRunning(msgspec.Struct, frozen=True, tag=True):
@@ -89,4 +102,4 @@ class ExecutorDied(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-DecodeMessage = Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | ExecutorDied
+DecodeMessage = Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | Preempt | ExecutorDied

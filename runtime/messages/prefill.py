@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..faults import Fault
 from ..request import Request
 
 
@@ -44,6 +45,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
         error: None unless its forward raised.
         restore_missed: its pages were gone and nothing ran.
         dropped: decode never planned it: another Offer replaced it, or it was withdrawn.
+        fault: whose doing the error was.
     """
 
     row: int
@@ -53,6 +55,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
     error: str | None = None
     restore_missed: bool = False
     dropped: bool = False
+    fault: Fault = "row"
 
 
 class CancelRows(msgspec.Struct, frozen=True, tag=True):

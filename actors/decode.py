@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, assert_never
 
 from ..runtime.actor import Actor
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from ..runtime.messages.executor import ExecutorMessage
     from ..runtime.messages.prefill import PrefillMessage
     from .decode_core import DecodeCore
-
-logger = logging.getLogger(__name__)
 
 
 class DecodeActor(Actor[DecodeMessage]):
@@ -65,8 +62,7 @@ class DecodeActor(Actor[DecodeMessage]):
             case CancelRunning():
                 core.cancel(message.rows, timeout=message.timeout)
             case Preempt():
-                if core.preempt():
-                    logger.warning("a row was put back to the queue: %s", message.reason)
+                core.preempt(message.reason)
             case Withdraw():
                 core.withdraw(message.rows)
             case ExecutorDied():

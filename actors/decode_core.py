@@ -204,11 +204,12 @@ class DecodeCore:
             if flight.rows and all(row.failed_step <= flight.step for row in flight.rows):
                 self._land(flight)  # there may be no result any more
 
-    def preempt(self) -> bool:
+    def preempt(self, reason: str) -> bool:
         """Send the youngest row back to the queue, its pages kept; False when fewer than two run, or none can go."""
         row = youngest(self._active.values()) if len(self._rows) > 1 else None
         if row is None:
             return False
+        logger.warning("row %d is put back to the queue: %s", row.request.row, reason)
         self.preempted += 1
         row.returns = True
         self._forget(row)

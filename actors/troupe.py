@@ -77,6 +77,7 @@ class Troupe:
     Attributes:
         cast: the actors.
         failure: why the troupe ended by itself; None while it lives.
+        ended: set when `run` has ended.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Troupe:
     ) -> None:
         clock = clock or MonotonicClock()
         self.failure: TroupeError | None = None
+        self.ended = anyio.Event()
         self.cast = _cast(config, facts, engine, thread, clock, footprint)
         self._on_failure = on_failure
         self._tick_s = tick_s
@@ -121,6 +123,7 @@ class Troupe:
                 task_status.started()
         finally:
             self._running = False
+            self.ended.set()
             self._end_requests(self.failure or NotReady("the runtime was stopped", code="stopped"))
 
     async def submit(self, rows: tuple[Request, ...]) -> None:
@@ -179,6 +182,9 @@ class Troupe:
             memory_pool_bytes=sample.pool_bytes,
             memory_peak_bytes=sample.peak_bytes,
             last_step_age_s=self.last_step_age_s,
+            requeued=admission.requeued,
+            preempted=decode.preempted,
+            holds=dict(admission.holds),
             actors={
                 actor.name: ActorStatistics(actor.depth, actor.stats.handled, actor.stats.busy_s) for actor in self.cast
             },

@@ -31,6 +31,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         prefix_cache_bytes: RAM the prefix cache may hold; 0 turns it off.
         memory_limit_bytes: hard stop of admissions; None is a share of the machine's memory.
         step_timeout_s: a step older than this turns readiness red.
+        hang_timeout_s: a step older than this is given up: requests end with an error and the engine is started anew.
+        restart_limit: how often within ten minutes a failed engine is started anew; 0 is never.
         drain_timeout_s: how long a stop waits for running requests.
         queue_timeout_s: longest a request waits for admission; None is for ever.
         text_threads: tokenizer threads.
@@ -56,6 +58,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_bytes: NotNegative = 1 << 30
     memory_limit_bytes: Count | None = None
     step_timeout_s: Seconds = 60.0
+    hang_timeout_s: Seconds = 180.0
+    restart_limit: NotNegative = 3
     drain_timeout_s: Seconds = 30.0
     queue_timeout_s: Seconds | None = None
     text_threads: Count = 2

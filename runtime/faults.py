@@ -5,8 +5,8 @@
 - "step": a forward over many rows raised, and nobody knows which one it was. All are computed anew.
 - "memory": the device had no room. As "step"; when it is final the client hears that it may try again later.
 
-A row that was in MAX_SHARED_FAULTS failed forwards runs alone from then on, so the next one is its own doing: whatever a
-poisonous request does, its neighbours end as they should.
+A row that was in MAX_SHARED_FAULTS failed forwards runs alone from then on, so the next one is its own doing:
+whatever a poisonous request does, its neighbours end as they should.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def final_error(fault: Fault, text: str) -> TroupeError:
 
 
 def fault_of(error: BaseException, otherwise: Fault) -> Fault:
-    """"memory" when the exception says so. MLX has no type of its own for it, only RuntimeErrors with a text."""
+    """ "memory" when the exception says so. MLX has no type of its own for it, only RuntimeErrors with a text."""
     if isinstance(error, MemoryError):
         return "memory"
     text = str(error).lower()

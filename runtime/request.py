@@ -2,8 +2,10 @@
 
 `Queued -> Admitted -> Restoring? -> Prefilling -> Running -> Finished`. One transition table, one checked `move`;
 Finished is terminal. A request that was preempted, or whose forward failed, goes back to Queued and later recomputes
-its prompt and the output it has, whose tokens and text its listener keeps. A request is owned by one actor at a time: the one its state names (admission, prefill,
-prefill, prefill, decode); only the owner changes it.
+its prompt and the output it has, whose tokens and text its listener keeps.
+
+A request is owned by one actor at a time: the one its state names (admission, prefill, prefill, prefill, decode); only
+the owner changes it.
 """
 
 from __future__ import annotations

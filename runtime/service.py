@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Whether new requests are served; `reason` says why not: "loading", "draining", "stalled" or "failed"."""
+    """Whether new requests are served; `reason` says why not: "loading", "restarting", "draining", "stalled" or
+    "failed" (for good)."""
 
     ready: bool
     reason: str = ""
@@ -35,7 +36,14 @@ class ActorStatistics(msgspec.Struct, frozen=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a runtime."""
+    """A snapshot of a runtime.
+
+    Attributes:
+        requeued: rows sent back to the queue, after a fault or for memory.
+        preempted: of these, for memory.
+        restarts: how often the engine was started anew.
+        holds: how often the head of the queue was held, by reason.
+    """
 
     running: int
     prefilling: int
@@ -52,6 +60,10 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     memory_pool_bytes: int = 0
     memory_peak_bytes: int = 0
     last_step_age_s: float | None = None
+    requeued: int = 0
+    preempted: int = 0
+    restarts: int = 0
+    holds: dict[str, int] = {}
     actors: dict[str, ActorStatistics] = {}
 
 

@@ -102,4 +102,6 @@ class ExecutorDied(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-DecodeMessage = Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | Preempt | ExecutorDied
+DecodeMessage = (
+    Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | Preempt | ExecutorDied
+)

@@ -289,7 +289,7 @@ async def test_drain_lets_running_requests_end(folder_of) -> None:
 
 
 async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
-    async with Runtime(model=str(folder_of("llama"))) as runtime:
+    async with Runtime(model=str(folder_of("llama")), restart_limit=0) as runtime:
         generation = Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)
         tasks = [asyncio.create_task(runtime.complete(generation)) for _ in range(3)]
         await until(lambda: not (runtime.statistics().running < 3))
@@ -297,7 +297,7 @@ async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
         def broken(*_: object) -> None:
             raise MemoryError("the device is gone")
 
-        monkeypatch.setattr(runtime._loaded.engine, "run", broken)
+        monkeypatch.setattr(runtime._supervisor.loaded.engine, "run", broken)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, TroupeError) for result in results)
         assert runtime.readiness().reason == "failed"

@@ -34,10 +34,10 @@ async def listen(runtime: Runtime, prompt: list[int], started: Callable[[], None
     return heard
 
 
-async def until_ready(runtime: Runtime) -> None:
+async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not runtime.readiness().ready:
-            await asyncio.sleep(0.01)
+        while not holds():  # noqa: ASYNC110  # nothing tells a client either
+            await asyncio.sleep(0.001)
 
 
 class Sabotage:
@@ -117,8 +117,7 @@ async def test_seeded_sampling_goes_on_where_it_was(folder_of, monkeypatch) -> N
         sabotage = Sabotage(runtime, monkeypatch)
         plain = await runtime.complete(wanted)
         task = asyncio.create_task(runtime.complete(wanted))
-        while runtime.statistics().completion_tokens < 50:
-            await asyncio.sleep(0)
+        await until(lambda: runtime.statistics().completion_tokens >= 50)
         sabotage.harm = raise_it
         again = await task
     assert sabotage.struck == 1
@@ -136,7 +135,7 @@ async def assert_restarts(runtime: Runtime, tasks: list[asyncio.Task[list[int]]]
     with pytest.raises(NotReady) as caught:
         await listen(runtime, PROMPTS[0])
     assert caught.value.retry_after_s >= 1
-    await until_ready(runtime)
+    await until(lambda: runtime.readiness().ready)
     assert runtime.statistics().restarts == 1
     assert await listen(runtime, PROMPTS[0]) == expected
 
@@ -148,8 +147,7 @@ async def running(runtime: Runtime, count: int = 3) -> list[asyncio.Task[list[in
         return list((await runtime.complete(generation)).choices[0].tokens)
 
     tasks = [asyncio.create_task(one()) for _ in range(count)]
-    while runtime.statistics().running < count:
-        await asyncio.sleep(0.01)
+    await until(lambda: runtime.statistics().running == count)
     return tasks
 
 
@@ -189,9 +187,7 @@ async def test_a_step_that_hangs_is_given_up(folder_of, alone, monkeypatch) -> N
             sabotage = Sabotage(runtime, monkeypatch)
             tasks = await running(runtime)
             sabotage.harm = hang
-            async with asyncio.timeout(30):
-                while runtime.readiness().reason != "stalled":
-                    await asyncio.sleep(0.01)
+            await until(lambda: runtime.readiness().reason == "stalled")
             await assert_restarts(runtime, tasks, alone("llama", PROMPTS[0], TOKENS))
     finally:
         release.set()

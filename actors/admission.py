@@ -12,6 +12,7 @@ from ..runtime.messages.admission import (
     PauseAdmission,
     Requeue,
     RowDone,
+    SetMemoryLine,
     Submit,
     Tick,
 )
@@ -53,6 +54,8 @@ class AdmissionActor(Actor[AdmissionMessage]):
                 core.cancel(message.request_id)
             case PauseAdmission():
                 core.pause(message.reason)
+            case SetMemoryLine():
+                core.set_memory_line(message.line_bytes)
             case Drain():
                 core.draining = True
                 self._drains.append(message.reply)

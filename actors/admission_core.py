@@ -1,10 +1,11 @@
 """Admission's decisions: who waits, who goes in, who is turned away, each with a reason.
 
 Gates for a request that arrives: draining, duplicate id, more rows than there can ever be, queue full.
-Gates for the head of the queue, in order: `max_rows`, `retry_alone` (see runtime/faults.py), then `memory` (never when
-nothing runs, since then nothing could end and free any). The queue is first come, first served within a priority; a
-head that is held holds those behind it. A row that was sent back takes the place it came in, is never timed out of the
-queue and never stalled out: its client has had output already.
+Gates for the head of the queue, in order: `max_rows`, `retry_alone` (see runtime/faults.py), then `memory` (the
+memory-enforcer's pause) and `memory_plan` (what the rows at work and the new ones will need by the model's layout).
+The last three never hold when nothing runs, since then nothing could end and free any. The queue is first come, first
+served within a priority; a head that is held holds those behind it. A row that was sent back takes the place it came
+in, is never timed out of the queue and never stalled out: its client has had output already.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from ..runtime.errors import InvalidRequest, NotReady, Overloaded
 from ..runtime.faults import must_run_alone
 from ..runtime.messages.prefill import Admitted, CancelRows
 from ..runtime.request import State
+from .memory_ledger import planned_lengths
 
 if TYPE_CHECKING:
     from ..runtime.clock import Clock
     from ..runtime.errors import TroupeError
     from ..runtime.messages.prefill import PrefillMessage
     from ..runtime.request import Request
+    from .memory_ledger import MemoryLedger
 
 STALL_S = 60.0
 """Longest that memory may hold the head of the queue."""
+MEMORY_HOLDS = frozenset({"memory", "memory_plan"})
 _RATE_SMOOTHING = 0.2
 _RETRY_S = (1.0, 60.0)
 
@@ -72,9 +76,10 @@ class AdmissionCore:
         rejections: requests turned away, by error code.
         finished: rows that ended, by finish reason.
         requeued: rows that were sent back.
+        ledger: plans memory; None when the model's layout is not known.
     """
 
-    def __init__(self, policy: AdmissionPolicy, *, clock: Clock) -> None:
+    def __init__(self, policy: AdmissionPolicy, *, clock: Clock, ledger: MemoryLedger | None = None) -> None:
         self.to_prefill: list[PrefillMessage] = []
         self.holds: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
@@ -82,6 +87,7 @@ class AdmissionCore:
         self.requeued = 0
         self.draining = False
         self._policy = policy
+        self.ledger = ledger
         self._clock = clock
         self._queue: list[Waiting] = []
         self._admitted: dict[int, Request] = {}
@@ -179,7 +185,8 @@ class AdmissionCore:
             elif self._policy.queue_timeout_s is not None and waited_s >= self._policy.queue_timeout_s:
                 self._reject(entry, self._overloaded(f"waited {waited_s:.0f} s for admission", "queue_timeout"))
         if self._stalled is not None and now_s - self._stalled[1] >= STALL_S:
-            text = f"memory held the request for {STALL_S:.0f} s ({self._pause}); send less context or try later"
+            why = self._pause or "too little is left for it"
+            text = f"memory held the request for {STALL_S:.0f} s ({why}); send less context or try later"
             self._reject(self._stalled[0], self._overloaded(text, "memory_admission_stalled"))
 
     def settle(self) -> None:
@@ -199,7 +206,16 @@ class AdmissionCore:
                 if request.admitted_s is None:
                     request.admitted_s = now_s
                 self._admitted[request.row] = request
-            self.to_prefill.append(Admitted(head.rows))
+            self.to_prefill.append(Admitted(head.rows, self._chunk_room()))
+
+    def set_memory_line(self, line_bytes: int) -> None:
+        """What admitted work may be planned to use from now on."""
+        if self.ledger is not None:
+            self.ledger.line_bytes = line_bytes
+
+    def _chunk_room(self) -> int | None:
+        ledger = self.ledger
+        return None if ledger is None else ledger.chunk_room_bytes(planned_lengths(self._admitted.values()))
 
     def fail_all(self, error: TroupeError) -> None:
         """End every live row with an error."""
@@ -236,10 +252,14 @@ class AdmissionCore:
             return "retry_alone"
         if self._pause is not None and self._admitted:
             return "memory"
+        if self.ledger is not None and self._admitted:
+            lengths = planned_lengths((*self._admitted.values(), *head.rows))
+            if not self.ledger.fits(lengths):
+                return "memory_plan"
         return None
 
     def _watch_stall(self, head: Waiting, reason: str | None) -> None:
-        if reason != "memory" or head.returned:
+        if reason not in MEMORY_HOLDS or head.returned:
             self._stalled = None
         elif self._stalled is None or self._stalled[0] is not head:
             self._stalled = (head, self._clock.now())

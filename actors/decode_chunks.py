@@ -101,6 +101,7 @@ class ChunkDesk:
                 outcome.error,
                 outcome.restore_missed,
                 fault=outcome.fault,
+                transient_bytes=outcome.transient_bytes,
             )
             for chunk, outcome in zip(chunks, outcomes, strict=True)
         )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..runtime.messages.executor import JoinRow, LeaveRow
     from ..runtime.messages.prefill import ChunkDone, PrefillMessage
     from ..runtime.request import Request
+    from .memory_guard import MemoryGuard
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,10 @@ class DecodeCore:
         overlap: whether the engine commits a step only when it gets the next plan.
         page_tokens: tokens of a page; 0 stores nothing.
         clock: stamps tokens and judges deadlines.
+        guard: says when rows would outgrow the memory; None never does.
     """
 
-    def __init__(self, *, overlap: bool, page_tokens: int, clock: Clock) -> None:
+    def __init__(self, *, overlap: bool, page_tokens: int, clock: Clock, guard: MemoryGuard | None = None) -> None:
         self.to_prefill: list[PrefillMessage] = []
         self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
@@ -66,6 +68,7 @@ class DecodeCore:
         self._page_tokens = page_tokens
         self._clock = clock
         self._desk = ChunkDesk()
+        self._guard = guard
         self._rows: dict[int, RunningRow] = {}
         self._joining: dict[int, list[RunningRow]] = {}
         self._active: dict[int, RunningRow] = {}
@@ -172,6 +175,12 @@ class DecodeCore:
                 ended = True
             if ended:
                 self._ended(row)
+        if self._guard is not None:
+            self._guard_memory(self._guard, result.active_bytes)
+
+    def _guard_memory(self, guard: MemoryGuard, active_bytes: int) -> None:
+        for _ in range(guard.surplus_rows(active_bytes, list(self._active.values()))):
+            self.preempt(f"{active_bytes >> 20} MiB in use, and growing past {guard.line_bytes >> 20} MiB")
 
     def chunks_done(self, result: ChunksResult) -> None:
         """Chunks have run: prefill hears of it, and the next plan waits for its answer."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..runtime.messages.prefill import ChunkDone, ChunksDone, Matched
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
+    from .transients import ChunkMemory
 
 
 class PrefillCore:
@@ -37,14 +38,24 @@ class PrefillCore:
         cost: predicts chunk times; learns from each chunk.
         page_tokens: tokens of a page of the prefix cache; 0 when there is none.
         clock: for deadlines and patience.
+        memory: sizes chunks by memory as well; None does not.
     """
 
-    def __init__(self, policy: PrefillPolicy, cost: ChunkCost, *, page_tokens: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        policy: PrefillPolicy,
+        cost: ChunkCost,
+        *,
+        page_tokens: int,
+        clock: Clock,
+        memory: ChunkMemory | None = None,
+    ) -> None:
         self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
         self.to_decode: list[DecodeMessage] = []
         self.prompt_tokens = 0
         self.cost = cost
+        self.memory = memory
         self._policy = policy
         self._page_tokens = page_tokens
         self._clock = clock
@@ -66,8 +77,10 @@ class PrefillCore:
         """True when no prompt is left and no chunk is with decode."""
         return not (self._prompts or self._offered)
 
-    def admit(self, rows: tuple[Request, ...]) -> None:
-        """Begin with a new prompt."""
+    def admit(self, rows: tuple[Request, ...], chunk_room_bytes: int | None = None) -> None:
+        """Begin with a new prompt. The transient of a chunk may take `chunk_room_bytes` from now on."""
+        if self.memory is not None and chunk_room_bytes is not None:
+            self.memory.room_bytes = chunk_room_bytes
         now_s = self._clock.now()
         prompt = Prompt(rows, now_s, self._page_tokens)
         self._prompts[prompt.leader] = prompt
@@ -158,7 +171,7 @@ class PrefillCore:
         if self._offered:
             free = self._overtakers(free)
         ordered = in_order(free, self.cost, self._clock.now())
-        chosen = choose(ordered, self.cost, self._policy, contended=contended)
+        chosen = choose(ordered, self.cost, self._policy, contended=contended, memory=self.memory)
         stale = [prompt for prompt, _ in chosen if prompt.matched is not None and prompt.matched < self._stores]
         for prompt in stale:
             self._ask_match(prompt)
@@ -197,6 +210,8 @@ class PrefillCore:
         if outcome.error is None and not outcome.restore_missed:
             if not chunk.restore_pages:
                 self.cost.observe(outcome.tokens, outcome.start, outcome.seconds)
+                if self.memory is not None:
+                    self.memory.observe(outcome.tokens, outcome.start, outcome.transient_bytes)
             self._store(prompt, chunk)
         if chunk.restore_pages:
             self.to_cache.append(Unlease(prompt.leader))

@@ -38,7 +38,12 @@ def survives(request: Request, fault: Fault, text: str, now_s: float, *, alone: 
     return False
 
 
+def in_order_of_age(rows: Iterable[RunningRow]) -> list[RunningRow]:
+    """The most urgent first, within a priority the one that came first."""
+    return sorted(rows, key=lambda row: (row.request.priority, row.request.arrived_s, row.request.row))
+
+
 def youngest(rows: Iterable[RunningRow]) -> RunningRow | None:
-    """The row to send back when memory is short: of the least urgent the one that came last; None when none can be."""
-    able = [row for row in rows if row.request.may_return]
-    return max(able, key=lambda row: (row.request.priority, row.request.arrived_s, row.request.row), default=None)
+    """The row to send back when memory is short; None when none can be."""
+    able = in_order_of_age(row for row in rows if row.request.may_return)
+    return able[-1] if able else None

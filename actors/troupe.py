@@ -15,7 +15,7 @@ from anyio import TASK_STATUS_IGNORED
 
 from ..runtime.actor import InboxFull, Reply
 from ..runtime.clock import MonotonicClock
-from ..runtime.errors import ActorDied, NotReady, Overloaded, TroupeError
+from ..runtime.errors import ActorDied, InvalidRequest, NotReady, Overloaded, TroupeError
 from ..runtime.messages import admission as to_admission
 from ..runtime.messages import memory_enforcer as to_memory
 from ..runtime.messages import prefill as to_prefill
@@ -27,10 +27,13 @@ from .decode import DecodeActor
 from .decode_core import DecodeCore
 from .executor import ExecutorActor
 from .memory_enforcer import MemoryEnforcerActor
+from .memory_guard import MemoryGuard
+from .memory_ledger import MemoryLedger, pages_budget_bytes
 from .prefill import PrefillActor
 from .prefill_core import PrefillCore
 from .prefill_cost import ChunkCost
 from .prefill_policy import PrefillPolicy
+from .transients import ChunkMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +81,7 @@ class Troupe:
         cast: the actors.
         failure: why the troupe ended by itself; None while it lives.
         ended: set when `run` has ended.
+        row_limit_tokens: the longest row that memory can ever serve; None when it is no bound, or not known.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Troupe:
         self.ended = anyio.Event()
         self.cast = _cast(config, facts, engine, thread, clock, footprint)
         self._on_failure = on_failure
+        self.row_limit_tokens = self._row_limit(facts.context_length)
         self._tick_s = tick_s
         self._running = False
         _connect(self.cast)
@@ -105,6 +110,19 @@ class Troupe:
     def admission(self) -> Ref[AdmissionMessage]:
         """Where requests go in."""
         return self.cast.admission.ref
+
+    def check_memory(self, tokens: int) -> None:
+        """Raise InvalidRequest when a row of so many tokens could never be served, whoever else is there."""
+        ledger = self.cast.admission.core.ledger
+        if self.row_limit_tokens is None or ledger is None or tokens <= self.row_limit_tokens:
+            return
+        limits = self.cast.memory_enforcer.limits
+        raise InvalidRequest(
+            f"{tokens} tokens need about {ledger.alone_bytes(tokens) >> 20} MiB of memory; "
+            f"{limits.stable_admission_bytes >> 20} MiB may be planned with ({limits.stable_binding}), which is enough "
+            f"for {self.row_limit_tokens} tokens of prompt and output: {limits.stable_remedy}",
+            code="memory_limit_exceeded",
+        )
 
     @property
     def last_step_age_s(self) -> float | None:
@@ -190,6 +208,13 @@ class Troupe:
             },
         )
 
+    def _row_limit(self, context_length: int) -> int | None:
+        ledger, limits = self.cast.admission.core.ledger, self.cast.memory_enforcer.limits
+        if ledger is None:
+            return None
+        longest = ledger.row_limit(context_length, limits.stable_admission_bytes)
+        return None if longest >= context_length else longest
+
     async def _serve(self, actor: Actor[Any], scope: anyio.CancelScope) -> None:
         try:
             await actor.run()
@@ -241,23 +266,55 @@ def _cast(
     clock: Clock,
     footprint: Callable[[], int] | None,
 ) -> Cast:
-    store = CacheStoreCore(
-        page_tokens=config.page_tokens, page_bytes=facts.page_bytes, budget_bytes=config.prefix_cache_bytes
+    memory = MemoryEnforcerActor(
+        facts,
+        config.memory,
+        config.memory_limit_bytes,
+        inbox=config.inbox,
+        clock=clock,
+        footprint=footprint,
     )
+    pages_bytes = pages_budget_bytes(config.prefix_cache_bytes, memory.limits.admission_bytes, memory.base_bytes)
+    ledgers = _ledgers(config, facts, memory, pages_bytes)
+    store = CacheStoreCore(page_tokens=config.page_tokens, page_bytes=facts.page_bytes, budget_bytes=pages_bytes)
     page_tokens = config.page_tokens if store.tree.budget_pages else 0
     gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
     policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
-    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), page_tokens=page_tokens, clock=clock)
-    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=page_tokens, clock=clock)
+    chunks = None if facts.kv is None else ChunkMemory(facts.kv)
+    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), page_tokens=page_tokens, clock=clock, memory=chunks)
+    guard = None if ledgers is None else MemoryGuard(ledgers(), _device_line(facts, memory))
+    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=page_tokens, clock=clock, guard=guard)
+    admission = AdmissionCore(gates, clock=clock, ledger=None if ledgers is None else ledgers())
     inbox = config.inbox
     return Cast(
-        admission=AdmissionActor(AdmissionCore(gates, clock=clock), inbox=inbox, clock=clock),
+        admission=AdmissionActor(admission, inbox=inbox, clock=clock),
         prefill=PrefillActor(prefill, inbox=inbox, clock=clock),
         decode=DecodeActor(decode, inbox=inbox, clock=clock),
         executor=ExecutorActor(engine, thread, inbox=inbox, clock=clock),
         cache_store=CacheStoreActor(store, inbox=inbox, clock=clock),
-        memory_enforcer=MemoryEnforcerActor(config.memory_limit_bytes, inbox=inbox, clock=clock, footprint=footprint),
+        memory_enforcer=memory,
     )
+
+
+def _ledgers(
+    config: RuntimeConfig, facts: EngineFacts, memory: MemoryEnforcerActor, pages_bytes: int
+) -> Callable[[], MemoryLedger] | None:
+    """Makes an actor's own ledger; None when the model's layout is not known."""
+    kv = facts.kv
+    if kv is None:
+        return None
+    return lambda: MemoryLedger(
+        kv,
+        base_bytes=memory.base_bytes,
+        pages_bytes=pages_bytes,
+        line_bytes=memory.limits.admission_bytes,
+        chunk_tokens=config.prefill_chunk_tokens,
+    )
+
+
+def _device_line(facts: EngineFacts, memory: MemoryEnforcerActor) -> int:
+    """Where decode puts rows back, in bytes that MLX counts: what else the process holds is not among them."""
+    return memory.limits.preempt_bytes - (memory.base_bytes - facts.base_bytes)
 
 
 def _connect(cast: Cast) -> None:
@@ -269,4 +326,5 @@ def _connect(cast: Cast) -> None:
     decode.executor, decode.cache_store = executor.ref, cache_store.ref
     executor.decode, executor.cache_store, executor.memory_enforcer = decode.ref, cache_store.ref, memory.ref
     cache_store.prefill, cache_store.executor = prefill.ref, executor.ref
-    memory.admission, memory.cache_store, memory.executor = admission.ref, cache_store.ref, executor.ref
+    memory.admission, memory.cache_store = admission.ref, cache_store.ref
+    memory.decode, memory.executor = decode.ref, executor.ref

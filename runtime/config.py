@@ -29,7 +29,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         overlap: "auto" measures at start, "launch" and "build" force a way, "off" is one step at a time.
         page_tokens: tokens of one page of the prefix cache.
         prefix_cache_bytes: RAM the prefix cache may hold; 0 turns it off.
-        memory_limit_bytes: hard stop of admissions; None is a share of the machine's memory.
+        memory: how much of the machine may be used: 70, 80 or 90 %.
+        memory_limit_bytes: most that this process may use; None leaves that to `memory`.
         step_timeout_s: a step older than this turns readiness red.
         hang_timeout_s: a step older than this is given up: requests end with an error and the engine is started anew.
         restart_limit: how often within ten minutes a failed engine is started anew; 0 is never.
@@ -56,6 +57,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Literal["auto", "launch", "build", "off"] = "auto"
     page_tokens: Count = 256
     prefix_cache_bytes: NotNegative = 1 << 30
+    memory: Literal["safe", "balanced", "aggressive"] = "balanced"
     memory_limit_bytes: Count | None = None
     step_timeout_s: Seconds = 60.0
     hang_timeout_s: Seconds = 180.0

@@ -194,7 +194,7 @@ class Runtime:
         generation.sampling.check(loaded.facts.vocab_size)
         check_token_ids(generation.stop_token_ids, loaded.input_ids, "stop_token_ids")
         prompt = await self._prompt(generation, loaded)
-        max_tokens = self._max_tokens(generation, len(prompt), loaded)
+        max_tokens = self._max_tokens(generation, len(prompt), loaded, troupe)
         events = EventStream(choices=generation.n, bound=self.config.event_buffer)
         rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s)
         await troupe.submit(tuple(rows))
@@ -230,7 +230,7 @@ class Runtime:
         check_token_ids(prompt, loaded.input_ids, name)
         return prompt
 
-    def _max_tokens(self, generation: Generation, prompt_tokens: int, loaded: LoadedEngine) -> int:
+    def _max_tokens(self, generation: Generation, prompt_tokens: int, loaded: LoadedEngine, troupe: Troupe) -> int:
         room = loaded.facts.context_length - prompt_tokens
         wanted = generation.max_tokens
         if room < 1 or (wanted is not None and wanted > room):
@@ -240,8 +240,11 @@ class Runtime:
                 f"prompt{asked}. Shorten one of them.",
                 param="messages" if generation.messages is not None else "prompt",
             )
+        troupe.check_memory(prompt_tokens + (wanted or 1))
         if wanted is not None:
             return wanted
+        if troupe.row_limit_tokens is not None:
+            room = min(room, troupe.row_limit_tokens - prompt_tokens)
         return min(room, self.config.max_tokens_default or room)
 
     def _rows(

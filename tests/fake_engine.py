@@ -23,6 +23,8 @@ from tests.actors.oracle import Costs, Faults, ProtocolError, check, mix, oracle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.actors.device import Device
+
 __all__ = ["Costs", "FakeEngine", "Faults", "ProtocolError", "oracle"]
 
 
@@ -70,6 +72,7 @@ class FakeEngine:
         self.computed_tokens = 0
         self.memory = MemorySample(0, 0, 0, 0.0)
         self.pool_clears = 0
+        self.device: Device | None = None
         self._record = record
         self._step = 0
         self._failed: set[int] = set()
@@ -104,6 +107,8 @@ class FakeEngine:
             check(row in self._ever_staged, f"row {row} was discarded but never staged")
             self._ever_staged.remove(row)
             self.staged.pop(row, None)
+        if self.device is not None:
+            self.device.settle(self)
         result = self._launch(plan, emit)
         previous, self._outstanding = self._outstanding, result
         self._commit(previous, emit)
@@ -146,7 +151,8 @@ class FakeEngine:
             for row, token in zip(plan.rows, tokens, strict=True)
             if row in self.rows and self.rows[row].join.sampling.top_logprobs is not None
         }
-        return StepResult(plan.step, tokens, logprobs, self.costs.step_s + self.costs.row_s * len(plan.rows))
+        active = 0 if self.device is None else self.device.step(self)
+        return StepResult(plan.step, tokens, logprobs, self.costs.step_s + self.costs.row_s * len(plan.rows), active)
 
     def _shaken(self, plan: StepPlan) -> bool:
         poisoned = [row for row in plan.rows if row in self.rows and self.faults.strikes(self.faults.poison, row)]
@@ -222,6 +228,7 @@ class FakeEngine:
         self._ever_staged.add(chunk.row)
         seconds = self.costs.chunk(len(chunk.tokens), chunk.start)
         self._spend(seconds)
+        transient = 0 if self.device is None else self.device.chunk(self, len(chunk.tokens), chunk.start)
         if self.faults.strikes(self.faults.bad_chunks, chunk.row):
             self.staged.pop(chunk.row, None)
             return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected", fault="state")
@@ -239,7 +246,7 @@ class FakeEngine:
         kv.extend(chunk.tokens)
         self.computed_tokens += len(chunk.tokens)
         self._put_aside(chunk.row, kv, chunk.stash_pages)
-        return ChunkOutcome(chunk.row, seconds)
+        return ChunkOutcome(chunk.row, seconds, transient_bytes=transient)
 
     def _restored(self, chunk: Chunk) -> list[int] | None:
         check(bool(chunk.restore_pages) == bool(chunk.restore_tokens), "pages without tokens, or the reverse")
@@ -283,7 +290,13 @@ class FakeEngine:
     def sample_memory(self, *, clear_pool: bool) -> MemorySample:
         """See `Engine.sample_memory`."""
         self.pool_clears += clear_pool
+        if self.device is not None:
+            return MemorySample(self.device.active_bytes(self), 0, self.device.peak_bytes, self.clock.now())
         return self.memory
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """See `Engine.set_memory_limit`."""
+        self.memory_limit_bytes = limit_bytes
 
     def close(self) -> None:
         """See `Engine.close`."""

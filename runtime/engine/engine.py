@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TRIM_AFTER_STEPS = 8
+LARGE_POOL_BYTES = 2 << 30
+
 
 class MlxEngine:
     """See the module. Built by `build_engine` on the MLX thread; every method runs there.
@@ -82,12 +85,16 @@ class MlxEngine:
         self._staged: dict[int, StagedRow] = {}
         self._stash: dict[int, dict[int, Page]] = {}
         self._pages: dict[int, Page] = {}
+        self._peak_bytes = 0
+        self._old_limit_bytes: int | None = None
+        self._steps_to_trim: int | None = None
 
     # --- one plan -----------------------------------------------------------------------------------------------
 
     def run(self, plan: StepPlan, emit: Emit) -> None:
         """See `Engine.run`."""
         self._change_rows(plan, emit)
+        self._trim_pool()
         try:
             if plan.rows:
                 self._launch(plan, emit)
@@ -270,6 +277,7 @@ class MlxEngine:
             except Exception:
                 logger.exception("pages of row %d could not be kept", leave.row)
         self._forget(leave.row)
+        self._steps_to_trim = TRIM_AFTER_STEPS
 
     def _put_aside(self, leave: LeaveRow) -> None:
         pages = {i: self._batch.export(leave.row, i, self._page_tokens) for i in leave.stash_pages}
@@ -305,6 +313,7 @@ class MlxEngine:
 
     def _run_chunk(self, chunk: Chunk) -> ChunkOutcome:
         began_s = self._clock.now()
+        self._note_peak()
         try:
             staged = self._staged_for(chunk)
             if staged is None:
@@ -322,7 +331,13 @@ class MlxEngine:
             mx.clear_cache()
             seconds = self._clock.now() - began_s
             return ChunkOutcome(chunk.row, seconds, _text(error), fault=fault_of(error, "state"))
-        return ChunkOutcome(chunk.row, self._clock.now() - began_s)
+        transient = max(0, mx.get_peak_memory() - mx.get_active_memory())
+        return ChunkOutcome(chunk.row, self._clock.now() - began_s, transient_bytes=transient)
+
+    def _note_peak(self) -> None:
+        """Begin a new measurement of the peak, and keep the old one."""
+        self._peak_bytes = max(self._peak_bytes, mx.get_peak_memory())
+        mx.reset_peak_memory()
 
     def _staged_for(self, chunk: Chunk) -> StagedRow | None:
         """The row's staged KV, begun from pages on its first chunk; None when a page is gone."""
@@ -365,7 +380,25 @@ class MlxEngine:
         """See `Engine.sample_memory`."""
         if clear_pool:
             mx.clear_cache()
-        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now())
+        peak = max(self._peak_bytes, mx.get_peak_memory())
+        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), peak, self._clock.now())
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """See `Engine.set_memory_limit`."""
+        old = mx.set_memory_limit(limit_bytes)
+        if self._old_limit_bytes is None:
+            self._old_limit_bytes = old
+
+    def _trim_pool(self) -> None:
+        """Some steps after the last row left, give back a pool that has grown large; never at once, never per token."""
+        if self._steps_to_trim is None:
+            return
+        self._steps_to_trim -= 1
+        if self._steps_to_trim > 0:
+            return
+        self._steps_to_trim = None
+        if mx.get_cache_memory() > LARGE_POOL_BYTES:
+            mx.clear_cache()
 
     def close(self) -> None:
         """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""
@@ -374,6 +407,8 @@ class MlxEngine:
         self._flight = None
         del self._batch, self._new_batch, self._sampler, self._tokens, self._model
         mx.clear_cache()
+        if self._old_limit_bytes is not None:
+            mx.set_memory_limit(self._old_limit_bytes)
 
 
 def _text(error: BaseException) -> str:

@@ -58,7 +58,7 @@ class Flight:
         else:
             by_row = dict(zip(self.order, tokens, strict=True))
             ordered = tuple(by_row.get(row, PLACEHOLDER) for row in self.rows)
-        return StepResult(self.step, ordered, self._logprobs(tokens), seconds)
+        return StepResult(self.step, ordered, self._logprobs(tokens), seconds, mx.get_active_memory())
 
     def lazy(self) -> list[mx.array]:
         """Everything besides the tokens that is read at commit."""

@@ -42,6 +42,12 @@ class PauseAdmission(msgspec.Struct, frozen=True, tag=True):
     reason: str | None
 
 
+class SetMemoryLine(msgspec.Struct, frozen=True, tag=True):
+    """What admitted work may be planned to use from now on; moves with what other programs leave."""
+
+    line_bytes: int
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Refuse new requests from now on; the reply comes when the last row has ended."""
 
@@ -52,4 +58,4 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time has passed: look at deadlines."""
 
 
-AdmissionMessage = Submit | Cancel | RowDone | Requeue | PauseAdmission | Drain | Tick
+AdmissionMessage = Submit | Cancel | RowDone | Requeue | PauseAdmission | SetMemoryLine | Drain | Tick

@@ -42,12 +42,14 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
         tokens: one sampled id a row, in the order of the plan's rows; PLACEHOLDER for rows that failed.
         logprobs: per row that asked.
         seconds: from the later of this step's launch and the previous commit until its tokens were read.
+        active_bytes: device memory in use then; 0 when unknown.
     """
 
     step: int
     tokens: tuple[int, ...]
     logprobs: dict[int, PositionLogprobs]
     seconds: float
+    active_bytes: int = 0
 
 
 class ChunksResult(msgspec.Struct, frozen=True, tag=True):
@@ -60,7 +62,8 @@ class ChunksResult(msgspec.Struct, frozen=True, tag=True):
 class ChunkOutcome(msgspec.Struct, frozen=True):
     """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran.
 
-    `fault` says whose doing an error was, and so whether it is tried again.
+    `fault` says whose doing an error was, and so whether it is tried again. `transient_bytes` is the most that it took
+    beside what it left behind, 0 when unknown.
     """
 
     row: int
@@ -68,6 +71,7 @@ class ChunkOutcome(msgspec.Struct, frozen=True):
     error: str | None = None
     restore_missed: bool = False
     fault: Fault = "row"
+    transient_bytes: int = 0
 
 
 class RowsFailed(msgspec.Struct, frozen=True, tag=True):

@@ -300,7 +300,7 @@ async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
         monkeypatch.setattr(runtime._supervisor.loaded.engine, "run", broken)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, TroupeError) for result in results)
-        assert runtime.readiness().reason == "failed"
+        await until(lambda: runtime.readiness().reason == "failed")
         with pytest.raises(NotReady):
             await tokens_of(runtime, [20], 1)
 

@@ -105,6 +105,7 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
     Attributes:
         sample: MLX's counters as last read.
         footprint_bytes: of the process, as last read.
+        base_bytes: what counted against the lines before anybody was served.
     """
 
     admission: Ref[AdmissionMessage]
@@ -132,6 +133,7 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
         self._machine = machine or _machine
         self.footprint_bytes = self._footprint()
         self.policy = MemoryPolicy(self._read_limits(), unified=facts.unified)
+        self.base_bytes = self.policy.used_bytes(self.sample, self.footprint_bytes)
         self._line_bytes = self.policy.limits.admission_bytes
         self._asked = False
         self._cleared = False
@@ -143,11 +145,6 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
     def limits(self) -> Limits:
         """The lines as last derived."""
         return self.policy.limits
-
-    @property
-    def base_bytes(self) -> int:
-        """What counts against the lines while nobody is served."""
-        return self.policy.used_bytes(MemorySample(self._facts.base_bytes, 0, 0, 0.0), self.footprint_bytes)
 
     def handle(self, message: MemoryEnforcerMessage) -> None:
         """See messages/memory_enforcer.py."""

@@ -133,17 +133,19 @@ def choose(
     budget_s = SHORT_S if contended else policy.stall_target_s
     spent_s = cost.seconds(tokens, first.computed)
     heads = {first.head}
+    room_tokens = None if memory is None else memory.tokens_within(first.computed) - tokens
     for prompt in ordered[1:]:
         if prompt.remaining > policy.chunk_tokens:
             continue
-        if memory is not None and prompt.remaining > memory.tokens_within(prompt.computed):
-            continue
+        if room_tokens is not None and prompt.remaining > room_tokens:
+            continue  # they may run in one forward
         seconds = cost.seconds(prompt.remaining, prompt.computed)
         if spent_s + seconds > budget_s:
             continue
         if prompt.head is not None and not prompt.computed and prompt.head in heads:
             continue
         spent_s += seconds
+        room_tokens = None if room_tokens is None else room_tokens - prompt.remaining
         heads.add(prompt.head)
         chosen.append((prompt, prompt.remaining))
     return chosen

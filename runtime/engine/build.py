@@ -63,7 +63,15 @@ def build_engine(
     kernel = "none" if layout.kernel is None else type(layout.kernel).__name__
     logger.info("rows: %s (%s, %s; ragged kernel: %s)", facts.layout, layout.way, layout.reason, kernel)
     logger.info("overlap: %s (%s)", facts.overlap, facts.overlap_reason)
-    return MlxEngine(model, new_batch, facts, page_tokens=config.page_tokens, clock=clock, xtc_special=xtc_special)
+    return MlxEngine(
+        model,
+        new_batch,
+        facts,
+        page_tokens=config.page_tokens,
+        clock=clock,
+        xtc_special=xtc_special,
+        shapes=layout.shapes if layout.together else None,
+    )
 
 
 def _scored_ids(model: Any) -> int:

@@ -28,6 +28,7 @@ from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .flight import Flight, marked
 from .kv.staged import StagedRow
+from .kv.together import LONGEST_TOGETHER, packs, prefill_together
 from .sampling import RowSampler
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ..engine_protocol import EngineFacts, StepMessage
     from ..messages.executor import Chunk, JoinRow, LeaveRow, StepPlan
     from .kv.batch import Batch
+    from .kv.shapes import LayerShape
     from .kv.staged import Page
 
     Emit = Callable[[StepMessage], None]
@@ -57,6 +59,7 @@ class MlxEngine:
         facts: what policy was told; `overlap` says how steps are launched.
         page_tokens: tokens of a page.
         xtc_special: ids that XTC never drops.
+        shapes: of the layers, when short prompts may be computed together (see `kv.together`).
     """
 
     def __init__(
@@ -68,10 +71,12 @@ class MlxEngine:
         page_tokens: int,
         clock: Clock,
         xtc_special: tuple[int, ...] = (),
+        shapes: list[LayerShape] | None = None,
     ) -> None:
         self.facts = facts
         self._model = model
         self._new_batch = new_batch
+        self._shapes = shapes
         self._batch = new_batch()
         self._sampler = RowSampler(facts.vocab_size, xtc_special=xtc_special)
         self._page_tokens = page_tokens
@@ -106,11 +111,12 @@ class MlxEngine:
             logger.exception("step %d failed", plan.step)
             self._fail_all(plan, error, emit)
         if plan.chunks:
-            emit(ChunksResult(plan.step, tuple(self._run_chunk(chunk) for chunk in plan.chunks)))
+            emit(ChunksResult(plan.step, self._run_chunks(plan.chunks)))
 
     def _change_rows(self, plan: StepPlan, emit: Emit) -> None:
         for leave in plan.leaves:
             self._leave(leave)
+        self._reserve(plan.joins)
         for join in plan.joins:
             try:
                 self._join(join)
@@ -125,20 +131,30 @@ class MlxEngine:
         except Exception:
             logger.exception("rows could not be rearranged and stay where they are")
 
+    def _reserve(self, joins: tuple[JoinRow, ...]) -> None:
+        if len(joins) > 1:
+            try:
+                self._batch.reserve([join.staged_tokens for join in joins])
+            except Exception:
+                logger.exception("room for %d rows could not be made at once", len(joins))
+
     def _launch(self, plan: StepPlan, emit: Emit) -> None:
         order = self._batch.order
         if not order:
             self._commit(emit)
             return
+        launched_s = self._clock.now()
         logits = self._batch.forward(self._inputs(order))[:, -1]
         allowed = None
         if self._constraints:
             allowed, order = self._constrain(logits, order, plan, emit)
             if not any(row is not None for row in order):
                 return
+        elif self._sampler.waits(order):
+            self._commit(emit)  # the draw will wait for this forward; what is known goes out before
         sampled = marked(self._sampler.sample(logits, order, allowed=allowed), logits)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
-        flight = Flight(plan.step, plan.rows, order, sampled, self._clock.now())
+        flight = Flight(plan.step, plan.rows, order, sampled, launched_s)
         if self.facts.overlap == "build":
             self._read(emit)
         mx.async_eval(sampled.tokens, *flight.lazy(), *self._sampler.extra(), *self._batch.recurrent_arrays())
@@ -311,17 +327,48 @@ class MlxEngine:
 
     # --- prefill ------------------------------------------------------------------------------------------------
 
-    def _run_chunk(self, chunk: Chunk) -> ChunkOutcome:
-        began_s = self._clock.now()
+    def _run_chunks(self, chunks: tuple[Chunk, ...]) -> tuple[ChunkOutcome, ...]:
+        shared_s = self._stage_together(chunks)
+        return tuple(self._run_chunk(chunk, shared_s.get(chunk.row)) for chunk in chunks)
+
+    def _stage_together(self, chunks: tuple[Chunk, ...]) -> dict[int, float]:
+        """Compute first chunks of short prompts in few forwards; seconds by row, each its share by tokens."""
+        short = [
+            chunk
+            for chunk in chunks
+            if chunk.start == 0 and not chunk.restore_pages and 0 < len(chunk.tokens) <= LONGEST_TOGETHER
+        ]
+        shared_s: dict[int, float] = {}
+        if self._shapes is None or len(short) < 2:
+            return shared_s
+        for pack in packs([len(chunk.tokens) for chunk in short]):
+            part = [short[index] for index in pack]
+            if len(part) > 1:
+                began_s = self._clock.now()
+                try:
+                    rows = prefill_together(self._model, self._shapes, [chunk.tokens for chunk in part])
+                except Exception:
+                    logger.exception("%d prompts could not be computed together; each runs alone", len(part))
+                    continue
+                each_s = (self._clock.now() - began_s) / sum(len(chunk.tokens) for chunk in part)
+                for chunk, row in zip(part, rows, strict=True):
+                    self._staged[chunk.row] = row
+                    shared_s[chunk.row] = each_s * len(chunk.tokens)
+        return shared_s
+
+    def _run_chunk(self, chunk: Chunk, shared_s: float | None = None) -> ChunkOutcome:
+        """Compute one chunk, unless that was done together with others in its `shared_s` seconds."""
+        began_s = self._clock.now() - (shared_s or 0.0)
         self._note_peak()
         try:
-            staged = self._staged_for(chunk)
+            staged = self._staged[chunk.row] if shared_s is not None else self._staged_for(chunk)
             if staged is None:
                 return ChunkOutcome(chunk.row, 0.0, restore_missed=True)
-            if staged.length != chunk.start:
-                raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
-            if chunk.tokens:
-                staged.append(chunk.tokens)
+            if shared_s is None:
+                if staged.length != chunk.start:
+                    raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
+                if chunk.tokens:
+                    staged.append(chunk.tokens)
             if chunk.stash_pages:
                 pages = staged.export(chunk.stash_pages, self._page_tokens)
                 self._stash.setdefault(chunk.row, {}).update(pages)
@@ -331,7 +378,7 @@ class MlxEngine:
             mx.clear_cache()
             seconds = self._clock.now() - began_s
             return ChunkOutcome(chunk.row, seconds, _text(error), fault=fault_of(error, "state"))
-        transient = max(0, mx.get_peak_memory() - mx.get_active_memory())
+        transient = max(0, mx.get_peak_memory() - mx.get_active_memory()) if shared_s is None else 0
         return ChunkOutcome(chunk.row, self._clock.now() - began_s, transient_bytes=transient)
 
     def _note_peak(self) -> None:

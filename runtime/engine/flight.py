@@ -33,7 +33,7 @@ class Flight:
         rows: the plan's rows, in the order results are given.
         order: row at each place of the batch.
         sampled: lazy tokens (places,) and log-probabilities.
-        launched_s: when it was handed to the device.
+        launched_s: when work on it began: with draws on the host, the step is done when it is launched.
 
     Invariant `tokens_are_filled_at_commit`: until then a row's token exists on the device only.
     """

@@ -19,6 +19,7 @@ from .kv.shapes import LayerShape, UnbatchableCache, learn_shapes
 from .kv.solo import SoloBatch
 from .kv.split import attention
 from .kv.staged import StagedRow
+from .kv.together import can_share, prefill_together
 from .mlxlm import bind_attention
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Layout(NamedTuple):
     shapes: list[LayerShape] | None
     kernel: RaggedAttention | None = None
     compiled: bool = False
+    together: bool = False
 
     def describe(self) -> str:
         """For logs and metrics: "batched" or "row-by-row: reason"."""
@@ -82,7 +84,8 @@ def choose_layout(model: Any, kernel: RaggedAttention | None = None) -> Layout:
         fault = _difference(model, RowBatch(model, shapes, (4, 8, 1 << 30), way), expected)
         if fault is None:
             usable, compiled = _usable(kernel, model, shapes, expected, way)
-            return Layout(way, "; ".join(reasons) or "logits agree", shapes, usable, compiled)
+            together = can_share(shapes) and _difference(model, RowBatch(model, shapes, ()), expected, shapes) is None
+            return Layout(way, "; ".join(reasons) or "logits agree", shapes, usable, compiled, together)
         reasons.append(f"{way}: {fault}")
     return Layout("row-by-row", "; ".join(reasons), None)
 
@@ -107,10 +110,12 @@ def _usable(
     return kernel, backend() != "cpu"
 
 
-def _difference(model: Any, batch: Batch, expected: list[mx.array]) -> str | None:
+def _difference(
+    model: Any, batch: Batch, expected: list[mx.array], together: list[LayerShape] | None = None
+) -> str | None:
     """None when the batch's logits agree with those of rows alone, else what is wrong."""
     try:
-        found = _decode(model, batch)
+        found = _decode(model, batch, together)
     except Exception as error:
         logger.debug("layout probe", exc_info=True)
         return f"{type(error).__name__}: {str(error)[:120]}"
@@ -124,14 +129,17 @@ def _difference(model: Any, batch: Batch, expected: list[mx.array]) -> str | Non
     return None
 
 
-def _decode(model: Any, batch: Batch) -> list[mx.array]:
-    """Logits (rows, vocabulary) of each step, in row order."""
-    tokens = {}
-    for row, length in enumerate(PROBE_LENGTHS):
-        staged = StagedRow(model)
-        staged.append([(7 * row + 3 * place) % 50 + 1 for place in range(length)])
+def _decode(model: Any, batch: Batch, together: list[LayerShape] | None = None) -> list[mx.array]:
+    """Logits (rows, vocabulary) of each step, in row order; prompts computed alone, or together with these shapes."""
+    prompts = [[(7 * row + 3 * place) % 50 + 1 for place in range(n)] for row, n in enumerate(PROBE_LENGTHS)]
+    rows = (
+        [_alone(model, prompt) for prompt in prompts]
+        if together is None
+        else prefill_together(model, together, prompts)
+    )
+    tokens = {row: row + 1 for row in range(len(rows))}
+    for row, staged in enumerate(rows):
         batch.join(row, staged)
-        tokens[row] = row + 1
     out = []
     for step in range(PROBE_STEPS):
         order = batch.order
@@ -140,3 +148,9 @@ def _decode(model: Any, batch: Batch) -> list[mx.array]:
         out.append(logits[mx.array(places)])
         mx.eval(out[-1])
     return out
+
+
+def _alone(model: Any, prompt: list[int]) -> StagedRow:
+    staged = StagedRow(model)
+    staged.append(prompt)
+    return staged

@@ -77,7 +77,7 @@ async def play(arrivals: list[Arrival], *, overlap: bool, seed: int, cache_pages
                 stage.troupe.check_memory(arrival.prompt + arrival.max_tokens)
                 rows = await stage.submit(prompt, arrival.max_tokens, n=arrival.n, seed=arrival.family)
             except (InvalidRequest, Overloaded) as error:
-                assert error.code in {"memory_limit_exceeded", "overloaded"}
+                assert error.code in {"memory_limit_exceeded", "overloaded"}  # noqa: PT017
                 refused += 1
                 continue
             if arrival.leaves_after is not None:

@@ -52,6 +52,22 @@ class Rows:
                 if row is not None:
                     self.outputs[row].append(token)
 
+    def refeed(self, row: int, count: int) -> None:
+        """Take back a row's newest tokens, prompt or not, and feed them again while the others decode on."""
+        fed = (self.prompts[row] + self.outputs[row])[: self.batch.length(row)][-count:]
+        self.batch.rewind({row: count})
+        for token in fed:
+            self.feed({row: token})
+
+    def feed(self, tokens: dict[int, int]) -> None:
+        """One forward in which these rows get these tokens, and nobody asks what they say; the others decode."""
+        order = self.batch.order
+        inputs = [self._last(row) if row not in tokens else tokens[row] for row in order]
+        logits = self.batch.forward(mx.array([[token] for token in inputs]))[:, -1]
+        for row, found in zip(order, mx.argmax(logits, axis=-1).tolist(), strict=True):
+            if row is not None and row not in tokens:
+                self.outputs[row].append(found)
+
     def speculate(self, rng: random.Random, drafts: int = 3) -> None:
         """Verify drafts of which a random number is right, and take back the rest."""
         self.verify({row: rng.randint(0, drafts) for row in self.alive}, drafts)

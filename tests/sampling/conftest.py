@@ -17,3 +17,12 @@ def plain_functions() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+@pytest.fixture(autouse=True, params=["device", "host"])
+def where_rows_draw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs with draws on the device and on the host."""
+    from mlx_troupe.runtime.engine.sampling import sampler
+
+    monkeypatch.setattr(sampler, "_draws_on_host", lambda: request.param == "host")
+    return request.param

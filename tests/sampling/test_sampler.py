@@ -194,7 +194,7 @@ def test_logprobs_are_those_of_the_edited_logits(block_rows: int, monkeypatch: p
 
 def test_nothing_is_evaluated() -> None:
     """Invariant 1: building a step over logits that would take 32 MiB allocates next to nothing."""
-    sampler = RowSampler(1 << 20)
+    sampler = RowSampler(1 << 20, on_host=False)
     for row, need in enumerate(NEEDS):
         sampler.join(row, params_of(need, row), [1, 2], 0)
     rows = list(range(len(NEEDS)))

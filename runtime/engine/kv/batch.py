@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import mlx.core as mx
 
 from .compiled import CompiledStep
-from .group import RowGroup
+from .group import RowGroup, slots_for
 from .shapes import ArraysShape, LayerShape, leaves
 from .split import SplitLayers
 
@@ -28,6 +28,10 @@ class Batch(Protocol):
     @property
     def order(self) -> list[int | None]:
         """Row number of each place in the batch; None for a place whose results mean nothing."""
+        ...
+
+    def reserve(self, lengths: list[int]) -> None:
+        """Rows of these lengths are about to join."""
         ...
 
     def join(self, row: int, staged: StagedRow) -> None:
@@ -120,6 +124,19 @@ class RowBatch:
             if length + min(256, bound // 4) <= bound:
                 return bound
         return self._bounds[-1]
+
+    def reserve(self, lengths: list[int]) -> None:
+        """See `Batch.reserve`."""
+        homes: dict[int, list[int]] = {}
+        for length in lengths:
+            homes.setdefault(self._bound(length), []).append(length)
+        for bound, own in homes.items():
+            if bound in self._groups:
+                self._groups[bound].reserve(len(own), max(own))
+            else:
+                group = RowGroup(self._shapes, slots_for(len(own)), kernel=self._kernel)
+                group.reserve(0, max(own))
+                self._groups[bound] = group
 
     def join(self, row: int, staged: StagedRow) -> None:
         """See `Batch.join`."""
@@ -265,6 +282,8 @@ class RowBatch:
         """See `Batch.settle`."""
         for bound in sorted(self._groups):
             self._move_grown(bound)
+        for bound in [bound for bound, group in self._groups.items() if group.count == 0]:
+            del self._groups[bound]  # reserved for rows that did not come
         for group in self._groups.values():
             if group.shrink_if_sparse():
                 self._saved = None

@@ -77,6 +77,15 @@ class RowGroup:
 
     # --- membership ---------------------------------------------------------------------------------------------
 
+    def reserve(self, rows: int, longest: int) -> None:
+        """Make room for so many more rows of up to `longest` tokens at once, instead of at each join."""
+        slots = slots_for(self.count + rows)
+        if slots > len(self.rows):
+            self.select([*range(len(self.rows)), *[None] * (slots - len(self.rows))])
+        moves = {window: self._room_for(plane, plane.entries(longest)) for window, plane in self.planes.items()}
+        if any(moves.values()):
+            self._adopt([self._move_only(store, moves) for store in self.stores], moves)
+
     def join(self, row: int, length: int, state: RowState) -> int:
         """Give a row a slot and copy its state in. Returns the slot."""
         slot = self._free_slot()

@@ -32,6 +32,9 @@ class SoloBatch:
         """See `Batch.order`."""
         return list(self._rows)
 
+    def reserve(self, lengths: list[int]) -> None:
+        """Nothing is shared, nothing to reserve."""
+
     def join(self, row: int, staged: StagedRow) -> None:
         """See `Batch.join`."""
         assert row not in self._rows
@@ -65,7 +68,7 @@ class SoloBatch:
         for number, count in wanted.items():
             if not 0 < count <= self._rows[number].length:
                 raise ValueError(f"cannot take back {count} of {self._rows[number].length} tokens")
-        trimmed = {number: count for number, count in wanted.items() if _trims(self._rows[number])}
+        trimmed = {number: count for number, count in wanted.items() if _trims(self._rows[number], count)}
         replayed = {number: self._replayed(number, count) for number, count in wanted.items() if number not in trimmed}
         self._rows.update(replayed)
         for number, count in trimmed.items():
@@ -112,9 +115,16 @@ class SoloBatch:
         """Nothing shared, nothing to contradict."""
 
 
-def _trims(row: StagedRow) -> bool:
-    """Whether every cache can drop its newest tokens. One in chunks may have dropped what they would uncover."""
-    return all(cache.is_trimmable() and not isinstance(cache, ChunkedKVCache) for cache in leaf_caches(row.caches))
+def _trims(row: StagedRow, count: int) -> bool:
+    """Whether every cache can drop its newest tokens. One in chunks must still hold the chunk it goes back to."""
+    return all(
+        cache.is_trimmable() and (not isinstance(cache, ChunkedKVCache) or _holds_chunk(cache, cache.offset - count))
+        for cache in leaf_caches(row.caches)
+    )
+
+
+def _holds_chunk(cache: Any, length: int) -> bool:
+    return bool(cache.start_position <= length // cache.chunk_size * cache.chunk_size)
 
 
 def _copied(row: StagedRow) -> StagedRow:

@@ -14,6 +14,7 @@ from .edits import Biases, apply_mask, build_biases
 from .filters import Columns, Share, Xtc, all_masses, ranked_masses
 from .logprobs import RowLogprobs, row_logprobs
 from .mass import ENDLESS, pick, to_fixed
+from .on_host import host_columns, sample_on_host
 from .penalties import PenaltyGroup
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ class Limits(NamedTuple):
         sort_width: rows with a top-k up to this are sampled among that many best tokens.
         sort_limit: see `mass.cut`.
         block_rows: most rows worked on at once.
+        on_host: whether rows that draw are sampled on the host, which waits for their logits.
     """
 
     vocab_size: int
     sort_width: int
     sort_limit: int
     block_rows: int
+    on_host: bool = False
 
 
 class Method(Enum):
@@ -94,7 +97,22 @@ class Group:
         self.rows = [row for _, row in members]
         self._take = taker(self.slots, batch)
         self._sort_limit = max(limits.sort_limit, _SORTED_VALUES // len(members))
-        self._columns = build_columns([row.params for row in self.rows], limits.vocab_size)
+        params = [row.params for row in self.rows]
+        self._on_host = host_columns(params, limits.vocab_size) if limits.on_host else None
+        self._columns = build_columns(params, limits.vocab_size)
+
+    def sample_on_host(
+        self,
+        logits: NDArray[np.float32],
+        picks: NDArray[np.int64],
+        luck: NDArray[np.int32],
+        exempt: NDArray[np.bool_] | None,
+    ) -> NDArray[np.int32]:
+        """Choose the rows' tokens from the whole batch's logits, (B, V) on the host; arguments as for `sample`."""
+        own = logits if len(self.slots) == len(logits) else logits[self.slots]
+        if self.need.method is Method.GREEDY or self._on_host is None:
+            return own.argmax(axis=-1).astype(np.int32)
+        return sample_on_host(own, self._on_host, picks, luck, exempt)
 
     def sample(
         self, logits: mx.array, picks: NDArray[np.int64], luck: NDArray[np.int32], exempt: mx.array | None
@@ -144,6 +162,8 @@ class Plan:
         self._drawing = [row for group in self._groups if not _is_greedy(group) for row in group.rows]
         self._hashes = [row.seed_hash for row in self._drawing]
         self._block_rows = limits.block_rows
+        self._on_host = limits.on_host
+        self._striking = any(row.params.xtc_probability > 0 for row in self._drawing)
         self._order = _order([slot for group in self._groups for slot in group.slots], batch)
         self._biases: Biases | None = build_biases(self.rows, [slot for slot, _ in members], limits.vocab_size)
         self.penalties = _build_penalty_groups(members, limits.vocab_size)
@@ -151,6 +171,11 @@ class Plan:
         self._asking = tuple(slot for slot, _ in asking)
         self._top_counts = tuple(count or 0 for _, count in asking)
         self._take_asking = taker(self._asking, batch)
+
+    @property
+    def waits(self) -> bool:
+        """Whether `choose` reads the logits, and so waits for the forward."""
+        return self._on_host and bool(self._drawing)
 
     @property
     def stale(self) -> bool:
@@ -174,6 +199,8 @@ class Plan:
             return mx.zeros((logits.shape[0],), dtype=mx.int32)
         picks, luck = draw(self._hashes, [row.position for row in self._drawing])
         uniforms = picks[:, None].astype(np.int64)
+        if self.waits:
+            return self._choose_on_host(logits, uniforms, luck, exempt)
         parts, start = [], 0
         for group in self._groups:
             end = start if _is_greedy(group) else start + len(group.rows)
@@ -181,6 +208,19 @@ class Plan:
             start = end
         tokens = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         return tokens if self._order is None else mx.take(tokens, self._order)
+
+    def _choose_on_host(
+        self, logits: mx.array, uniforms: NDArray[np.int64], luck: NDArray[np.int32], exempt: mx.array | None
+    ) -> mx.array:
+        values = np.array(logits.astype(mx.float32))
+        spared = np.array(exempt) if exempt is not None and self._striking else None
+        tokens = np.zeros(len(values), np.int32)
+        start = 0
+        for group in self._groups:
+            end = start if _is_greedy(group) else start + len(group.rows)
+            tokens[group.slots] = group.sample_on_host(values, uniforms[start:end], luck[start:end], spared)
+            start = end
+        return mx.array(tokens)
 
     def logprobs(self, logits: mx.array, tokens: mx.array) -> RowLogprobs | None:
         """Log-probabilities under edited logits for the rows that ask; None when none does."""
@@ -224,7 +264,7 @@ def _group(members: Sequence[tuple[int, Row]], batch: int, limits: Limits) -> li
         by_need.setdefault(need_of(row.params, limits), []).append((slot, row))
     groups = []
     for need, found in by_need.items():
-        size = len(found) if need.method is Method.GREEDY else limits.block_rows
+        size = len(found) if need.method is Method.GREEDY or limits.on_host else limits.block_rows
         groups += [Group(need, found[i : i + size], batch, limits) for i in range(0, len(found), size)]
     return groups
 

@@ -1,7 +1,8 @@
 """The sampler of one engine: rows join and leave, and each step's logits become tokens in one lazy pass.
 
 Invariants, each pinned by a test:
-1. Nothing is evaluated here: tokens, log-probabilities and windows are lazy, and the host reads none of them.
+1. Nothing is evaluated here: tokens, log-probabilities and windows are lazy, and the host reads none of them. Only on
+   MLX's CPU backend, where the device is the host, rows that draw are sampled by numpy; `waits` tells beforehand.
 2. A row's tokens depend on its own logits, parameters, history and position alone: the same bits in any batch, slot
    and company.
 3. Rows are grouped on the host once per change of membership; a step between changes builds no parameters.
@@ -60,6 +61,7 @@ class RowSampler:
         xtc_special: tuple[int, ...] = (),
         sort_width: int = 256,
         sort_limit: int | None = None,
+        on_host: bool | None = None,
     ) -> None:
         """Make a sampler with no rows.
 
@@ -69,6 +71,7 @@ class RowSampler:
             sort_width: rows with a top-k up to this are sampled among so many best tokens.
             sort_limit: where partitions give way to a sort when a threshold is sought. None chooses by device: small
                 on the CPU, endless elsewhere, since MLX's GPU partition is itself a sort.
+            on_host: whether rows that draw are sampled on the host (see `on_host`); None does so on the CPU backend.
         """
         if not 0 < vocab_size <= 1 << 20:
             raise ValueError(f"vocab_size must be in [1, 2**20], got {vocab_size}")
@@ -76,7 +79,9 @@ class RowSampler:
         if sort_limit is None:
             sort_limit = _CPU_SORT_LIMIT if on_cpu else vocab_size
         block_rows = max(1, _CPU_BLOCK_VALUES // vocab_size) if on_cpu else _ENDLESS_ROWS
-        self._limits = Limits(vocab_size, sort_width, sort_limit, block_rows)
+        self._limits = Limits(
+            vocab_size, sort_width, sort_limit, block_rows, _draws_on_host() if on_host is None else on_host
+        )
         self._exempt = _token_mask(xtc_special, vocab_size)
         self._rows: dict[int, Row] = {}
         self._slots: tuple[int | None, ...] = ()
@@ -100,6 +105,10 @@ class RowSampler:
         """Forget a row; KeyError when it is not there."""
         self._drop_plan()
         del self._rows[row]
+
+    def waits(self, rows: Sequence[int | None]) -> bool:
+        """Whether `sample` for these slots would wait for the logits, because it draws on the host."""
+        return self._plan_for(tuple(rows)).waits
 
     def sample(self, logits: mx.array, rows: Sequence[int | None], *, allowed: mx.array | None = None) -> Sampled:
         """Choose a token for every slot and move the rows on by one.
@@ -179,6 +188,11 @@ class RowSampler:
         if self._plan is not None:
             self._plan.release()
             self._plan = None
+
+
+def _draws_on_host() -> bool:
+    """On MLX's CPU backend the device is the host."""
+    return mx.default_device() == mx.cpu
 
 
 def _token_mask(tokens: Sequence[int], vocab_size: int) -> mx.array | None:

@@ -1,0 +1,108 @@
+"""Streams over real sockets with random disconnects for minutes: nothing leaks, memory stays flat.
+
+Runs by name: `pytest -m heavy tests/runtime/test_soak.py`; SOAK_SECONDS sets how long (600 by default).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import time
+
+import psutil
+import pytest
+
+from mlx_troupe.api.server import listening
+from mlx_troupe.api.settings import ServerSettings
+from mlx_troupe.runtime import Runtime
+
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
+STREAMS = 32
+
+
+async def one_request(port: int, rng: random.Random) -> None:
+    """Stream a random request; hang up at a random moment now and then."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    prompt = [rng.randrange(10, 500) for _ in range(rng.choice([1, 5, 40, 200, 700]))]
+    mixed = rng.random() < 0.5
+    body = {
+        "prompt": prompt,
+        "max_tokens": rng.choice([1, 8, 40, 120]),
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0.8 if mixed else 0,
+        "top_p": 0.9,
+        "presence_penalty": 0.5 if mixed and rng.random() < 0.3 else 0,
+        "logprobs": 2 if rng.random() < 0.2 else None,
+        "n": rng.choice([1, 1, 1, 2]),
+    }
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    writer.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + data)
+    try:
+        if rng.random() < 0.3:
+            await asyncio.wait_for(reader.read(rng.choice([1, 500, 4000])), rng.choice([0.001, 0.02, 0.2]))
+            return
+        answer = await reader.read()
+        assert b"[DONE]" in answer, answer[-500:]
+    except TimeoutError:
+        return
+    finally:
+        writer.close()
+
+
+async def one_user(port: int, seed: int, until_s: float) -> int:
+    rng, count = random.Random(seed), 0
+    while time.monotonic() < until_s:
+        await one_request(port, rng)
+        count += 1
+    return count
+
+
+def memory(runtime: Runtime) -> tuple[int, int, int]:
+    """Live MLX bytes, resident bytes of the process, and Python objects."""
+    gc.collect()
+    return runtime.statistics().memory_active_bytes, psutil.Process().memory_info().rss, len(gc.get_objects())
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("architecture", ["llama"])
+async def test_soak(architecture, folder_of) -> None:
+    async with Runtime(model=str(folder_of(architecture)), page_tokens=64, prefix_cache_bytes=8 << 20) as runtime:
+        engine, troupe = runtime._loaded.engine, runtime._troupe
+        async with listening(runtime, ServerSettings(port=0)) as url:
+            port = int(url.rsplit(":", 1)[1])
+            await asyncio.gather(
+                *(one_user(port, seed, time.monotonic() + 0.15 * SOAK_SECONDS) for seed in range(STREAMS))
+            )
+            await idle(runtime)
+            before, tasks = memory(runtime), len(asyncio.all_tasks())
+            until_s = time.monotonic() + 0.85 * SOAK_SECONDS
+            counts = await asyncio.gather(*(one_user(port, 100 + seed, until_s) for seed in range(STREAMS)))
+            await idle(runtime)
+            after, left = memory(runtime), len(asyncio.all_tasks())
+        print(f"{sum(counts)} requests; active/rss/objects before {before} after {after}; {runtime.statistics()}")
+        assert left <= tasks + 1
+        assert engine._batch.order.count(None) == len(engine._batch.order)
+        assert not engine._staged
+        assert not engine._stash
+        assert not engine._constraints
+        assert not runtime._live
+        tree = troupe.cast.cache_store.core.tree
+        tree.check_integrity()
+        assert tree.pages == len(engine._pages)
+        assert after[0] <= before[0] * 1.1 + (8 << 20)
+        assert after[1] <= before[1] * 1.1 + (32 << 20)
+        assert after[2] <= before[2] * 1.1 + 5000
+
+
+async def idle(runtime: Runtime) -> None:
+    for _ in range(1000):
+        now = runtime.statistics()
+        if now.running == now.prefilling == now.waiting == 0:
+            break
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(1.5)  # a memory sample is taken each second

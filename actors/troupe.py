@@ -19,7 +19,7 @@ from ..runtime.errors import ActorDied, InvalidRequest, NotReady, Overloaded, Tr
 from ..runtime.messages import admission as to_admission
 from ..runtime.messages import memory_enforcer as to_memory
 from ..runtime.messages import prefill as to_prefill
-from ..runtime.service import ActorStatistics, Statistics
+from ..runtime.service import ActorStatistics, MemoryStatus, Statistics
 from .admission import AdmissionActor
 from .admission_core import AdmissionCore, AdmissionPolicy
 from .cache_store import CacheStoreActor, CacheStoreCore
@@ -178,6 +178,27 @@ class Troupe:
     def thread_died(self, error: BaseException) -> None:
         """The engine's thread has ended by an exception. May be called from any thread."""
         self.cast.executor.thread_died(error)
+
+    def memory(self) -> MemoryStatus:
+        """Usage and lines."""
+        enforcer = self.cast.memory_enforcer
+        sample, limits = enforcer.sample, enforcer.limits
+        return MemoryStatus(
+            active_bytes=sample.active_bytes,
+            pool_bytes=sample.pool_bytes,
+            peak_bytes=sample.peak_bytes,
+            sample_age_s=enforcer.clock.now() - sample.read_s,
+            footprint_bytes=enforcer.footprint_bytes,
+            base_bytes=enforcer.base_bytes,
+            admission_bytes=limits.admission_bytes,
+            dynamic_bytes=limits.dynamic_bytes,
+            preempt_bytes=limits.preempt_bytes,
+            abort_bytes=limits.abort_bytes,
+            binding=limits.binding,
+            remedy=limits.remedy,
+            row_limit_tokens=self.row_limit_tokens,
+            guarded=self.cast.admission.core.ledger is not None,
+        )
 
     def statistics(self) -> Statistics:
         """A snapshot."""

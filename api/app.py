@@ -11,7 +11,7 @@ from .http_metrics import HttpMetrics
 from .middleware import around, decorate
 from .routes_chat import chat_completions
 from .routes_completions import completions
-from .routes_health import live, metrics, ready
+from .routes_health import live, metrics, ready, status
 from .routes_models import cancel_request, list_models, show_model
 from .settings import ServerSettings
 
@@ -30,6 +30,7 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> web.
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{id:.+}", show_model)
     app.router.add_delete("/v1/requests/{id}", cancel_request)
+    app.router.add_get("/v1/troupe/status", status)
     app.router.add_get("/livez", live)
     app.router.add_get("/readyz", ready)
     app.router.add_get("/metrics", metrics)

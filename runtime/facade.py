@@ -36,7 +36,7 @@ from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation
 from .metrics import RuntimeMetrics
 from .request import Request
 from .sampling_params import check_token_ids
-from .service import Readiness, Statistics
+from .service import Readiness, Statistics, Status
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -351,6 +351,16 @@ class Runtime:
             )
         return msgspec.structs.replace(
             supervisor.troupe.statistics(), finished=dict(self._finished), restarts=supervisor.restarts
+        )
+
+    def status(self) -> Status:
+        """See `Service.status`."""
+        supervisor = self._supervisor
+        return Status(
+            model="" if supervisor.loaded is None else supervisor.loaded.info.name,
+            readiness=self.readiness(),
+            statistics=self.statistics(),
+            memory=None if supervisor.troupe is None else supervisor.troupe.memory(),
         )
 
     def metrics(self) -> bytes:

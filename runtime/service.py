@@ -67,6 +67,56 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     actors: dict[str, ActorStatistics] = {}
 
 
+class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory, in bytes: what is used and where the lines are.
+
+    Attributes:
+        active_bytes, pool_bytes, peak_bytes: MLX's counters as last read.
+        sample_age_s: how long ago that was.
+        footprint_bytes: the process.
+        base_bytes: what counted against the lines before anybody was served.
+        admission_bytes: what admitted work may be planned to use.
+        dynamic_bytes: above it admissions are held; moves with what other programs leave.
+        preempt_bytes: above it the youngest row is put back to the queue.
+        abort_bytes: the ceiling that does not move.
+        binding: what sets the dynamic line.
+        remedy: what to do about it.
+        row_limit_tokens: the longest row that memory can serve; None when it is no bound, or not known.
+        guarded: whether rows are planned by the model's layout; else memory is only watched.
+    """
+
+    active_bytes: int
+    pool_bytes: int
+    peak_bytes: int
+    sample_age_s: float
+    footprint_bytes: int
+    base_bytes: int
+    admission_bytes: int
+    dynamic_bytes: int
+    preempt_bytes: int
+    abort_bytes: int
+    binding: str
+    remedy: str
+    row_limit_tokens: int | None
+    guarded: bool
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an operator may want to know of one runtime, made anew at each call.
+
+    Attributes:
+        model: the served model's name; empty while there is none.
+        readiness: whether new requests are served.
+        statistics: counters and queues.
+        memory: None while nothing is served.
+    """
+
+    model: str
+    readiness: Readiness
+    statistics: Statistics
+    memory: MemoryStatus | None
+
+
 class EventSource(Protocol):
     """Events of one accepted request.
 
@@ -129,6 +179,10 @@ class Service(Protocol):
 
     def statistics(self) -> Statistics:
         """A snapshot; cheap."""
+        ...
+
+    def status(self) -> Status:
+        """All of it for an operator; cheap."""
         ...
 
     def metrics(self) -> bytes:

@@ -254,7 +254,7 @@ def test_rows_whose_rewind_failed_may_carry_on_unrewound(architecture, running) 
     def fail_once(counts: dict[int, int]) -> None:
         model.fails_in = 3
         with pytest.raises(Injected):
-            rewind({row: 2 for row in counts})
+            rewind(dict.fromkeys(counts, 2))
         model.fails_in = 0
         rewind(counts)
 

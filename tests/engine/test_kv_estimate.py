@@ -24,7 +24,6 @@ from mlx_troupe.runtime.kv_estimate import (
     transient_bytes,
 )
 
-
 CLASSES = (64, 256, 1024)
 ARCHITECTURES = ("llama", "gemma3_text", "qwen3_next")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import mlx.core as mx
 import numpy as np
 import pytest
 

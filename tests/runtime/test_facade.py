@@ -315,6 +315,24 @@ async def test_metrics_tell_what_happened(folder_of) -> None:
     assert 'mlx_troupe_actor_messages_total{actor="decode"}' in text
 
 
+async def test_status_tells_queues_and_memory(folder_of) -> None:
+    runtime = Runtime(model=str(folder_of("llama")), served_name="mine", memory_limit_bytes=1 << 33)
+    before = runtime.status()
+    assert (before.model, before.memory, before.readiness.reason) == ("", None, "loading")
+    async with runtime:
+        await tokens_of(runtime, [20, 30], 5)
+        status = runtime.status()
+    assert status.model == "mine"
+    assert status.statistics.completion_tokens == 5
+    memory = status.memory
+    assert memory is not None
+    assert memory.guarded
+    assert 0 < memory.admission_bytes <= memory.dynamic_bytes <= memory.abort_bytes <= 1 << 33
+    assert memory.admission_bytes < memory.preempt_bytes < memory.abort_bytes
+    assert memory.base_bytes > 0
+    assert memory.remedy
+
+
 async def test_failed_event_reaches_a_stream(folder_of, monkeypatch) -> None:
     """A faulty row fails alone: its text handling raises, its neighbour goes on."""
     async with Runtime(model=str(folder_of("llama"))) as runtime:

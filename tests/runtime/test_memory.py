@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,7 +50,7 @@ async def visit(runtime: Runtime, rng: random.Random, longest: int) -> str:
                 if leaves_after is not None and heard >= leaves_after:
                     return "left"
     except TroupeError as error:
-        assert isinstance(error, InvalidRequest | Overloaded)
+        assert isinstance(error, InvalidRequest | Overloaded)  # noqa: PT017
         return error.code
     assert heard == count
     return "done"
@@ -73,9 +74,9 @@ async def crowd(folder: Path, visits: int, longest: int, room_bytes: int) -> Non
         while enforcer._asked:  # noqa: ASYNC110  # a sample is on its way
             await asyncio.sleep(0.01)
         line = limit - (enforcer.base_bytes - facts.base_bytes)
-        print(
-            f"peak {enforcer.sample.peak_bytes / 2**20:.1f} MiB, line {line / 2**20:.1f} MiB, holds {troupe.cast.admission.core.holds}, preempted {troupe.cast.decode.core.preempted}"
-        )
+        holds, preempted = troupe.cast.admission.core.holds, troupe.cast.decode.core.preempted
+        sizes = f"peak {enforcer.sample.peak_bytes / 2**20:.1f} MiB, line {line / 2**20:.1f} MiB"
+        print(f"{sizes}, holds {dict(holds)}, preempted {preempted}, ends {Counter(ends)}")
         assert enforcer.sample.peak_bytes <= line
         assert troupe.cast.admission.core.holds["memory_plan"] > 0, "the limit was never felt"
         assert await visit(runtime, random.Random(0), 300) in {"done", "left"}, "an idle retry works"

@@ -111,7 +111,7 @@ class Troupe:
         """Where requests go in."""
         return self.cast.admission.ref
 
-    def check_memory(self, tokens: int) -> None:
+    def check_memory(self, tokens: int, param: str = "prompt") -> None:
         """Raise InvalidRequest when a row of so many tokens could never be served, whoever else is there."""
         ledger = self.cast.admission.core.ledger
         if self.row_limit_tokens is None or ledger is None or tokens <= self.row_limit_tokens:
@@ -121,6 +121,7 @@ class Troupe:
             f"{tokens} tokens need about {ledger.alone_bytes(tokens) >> 20} MiB of memory; "
             f"{limits.stable_admission_bytes >> 20} MiB may be planned with ({limits.stable_binding}), which is enough "
             f"for {self.row_limit_tokens} tokens of prompt and output: {limits.stable_remedy}",
+            param=param,
             code="memory_limit_exceeded",
         )
 

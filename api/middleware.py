@@ -30,7 +30,7 @@ STAGE = web.RequestKey("stage", str)
 STATUS = web.RequestKey("status", int)
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROBES = ("/livez", "/readyz", "/metrics", "/v1/troupe/status")  # asked every few seconds, and logged at debug level
+_PROBES = ("/livez", "/readyz", "/metrics")  # asked every few seconds, and logged at debug level
 _KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 

@@ -240,7 +240,7 @@ class Runtime:
                 f"prompt{asked}. Shorten one of them.",
                 param="messages" if generation.messages is not None else "prompt",
             )
-        troupe.check_memory(prompt_tokens + (wanted or 1))
+        troupe.check_memory(prompt_tokens + (wanted or 1), "prompt" if generation.messages is None else "messages")
         if wanted is not None:
             return wanted
         if troupe.row_limit_tokens is not None:

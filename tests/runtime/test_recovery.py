@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_troupe.runtime import Generation, NotReady, Runtime, SamplingParams, TextDelta, TroupeError
+from mlx_troupe.runtime.messages.decode import Preempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +124,34 @@ async def test_seeded_sampling_goes_on_where_it_was(folder_of, monkeypatch) -> N
     assert sabotage.struck == 1
     assert again.choices[0].tokens == plain.choices[0].tokens
     assert len(again.choices[0].logprobs or ()) == 40
+
+
+@pytest.mark.parametrize("overlap", ["launch", "off"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_next"])
+async def test_preempted_rows_stay_equal(architecture, overlap, folder_of, alone) -> None:
+    async with Runtime(model=str(folder_of(architecture)), overlap=overlap, page_tokens=16) as runtime:
+        assert runtime._supervisor.troupe is not None
+        decode = runtime._supervisor.troupe.cast.decode.ref
+        found = await asyncio.gather(
+            *(listen(runtime, prompt, lambda: decode.tell(Preempt("a test"))) for prompt in PROMPTS)
+        )
+        assert runtime.statistics().preempted >= 2
+    assert found == [alone(architecture, prompt, TOKENS) for prompt in PROMPTS]
+
+
+async def test_a_stop_under_load_tells_everybody_and_leaves_no_thread(folder_of) -> None:
+    """Sixteen endless streams, a drain whose time is too short for them, and a new start."""
+    before = set(threading.enumerate())
+    for _ in range(2):
+        async with Runtime(model=str(folder_of("llama"))) as runtime:
+            tasks = await running(runtime, 16)
+            await asyncio.wait_for(runtime.drain(0.2), 30)
+            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+            assert {getattr(result, "code", "") for result in results} == {"shutting_down"}
+            with pytest.raises(NotReady):
+                await listen(runtime, PROMPTS[0])
+        left = {thread.name for thread in set(threading.enumerate()) - before}
+        assert not {name for name in left if name.startswith(("mlx", "text"))}
 
 
 async def assert_restarts(runtime: Runtime, tasks: list[asyncio.Task[list[int]]], expected: list[int]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import mlx.core as mx
 import pytest
 
@@ -129,3 +132,25 @@ def test_the_longest_row_is_the_longest(free: int) -> None:
     found = longest_alone(PLAIN, free, 32, 2.0, 100_000)
     assert found == 0 or alone_bytes(PLAIN, found, 32, 2.0) <= free
     assert alone_bytes(PLAIN, found + 1, 32, 2.0) > free
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_buffers_go_without_a_garbage_collection(tiny_model, new_batch, architecture: str) -> None:
+    """A dead group in a reference cycle would hold its buffers until Python happens to collect."""
+    model = tiny_model(architecture)
+    batch = new_batch(architecture, (64, 256))
+    gc.collect()
+    gc.disable()
+    try:
+        for row, length in enumerate((5, 150)):
+            staged = StagedRow(model)
+            staged.append([1] * length)
+            batch.join(row, staged)
+        mx.eval(batch.forward(mx.ones((2, 1), mx.int32)), batch.arrays())
+        stores = [weakref.ref(store) for group in batch._groups.values() for store in group.stores]
+        for row in range(2):
+            batch.leave(row)
+        assert stores
+        assert [store() for store in stores] == [None] * len(stores)
+    finally:
+        gc.enable()

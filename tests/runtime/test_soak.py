@@ -40,7 +40,8 @@ async def one_request(port: int, rng: random.Random) -> None:
         "n": rng.choice([1, 1, 1, 2]),
     }
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(data)}"
     writer.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + data)
     try:
         if rng.random() < 0.3:

@@ -109,6 +109,20 @@ def test_join(architecture, method, running, monkeypatch) -> None:
     finish(rows)
 
 
+@pytest.mark.parametrize("method", ["moved", "selected"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "falcon_h1"])
+def test_room_for_several_rows(architecture, method, running, monkeypatch) -> None:
+    """Slots and places for rows about to join, in a class that is there and in a new one."""
+    rows = running(architecture, classes=(256, 1 << 20))
+    group = rows.batch._groups[256]
+    full = len(group.rows)
+    assert each_layer(rows, monkeypatch, method, lambda: rows.batch.reserve([150, 600, 5, 700])) > 0
+    assert len(group.rows) >= full + 2
+    finish(rows)
+    rows.batch.settle()
+    assert list(rows.batch._groups) == [256], "a class for rows that did not come"
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_join_of_a_first_row(architecture, running, monkeypatch) -> None:
     rows = running(architecture, lengths=())

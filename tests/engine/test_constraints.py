@@ -101,7 +101,7 @@ def test_invariant_6_the_same_tokens_whatever_the_overlap(new_engine) -> None:
 
 @pytest.mark.parametrize("overlap", ["launch", "build"])
 def test_invariant_6_only_the_sample_waits(overlap, new_engine, monkeypatch) -> None:
-    """The forward is submitted, then the step before is committed, then masks are filled, then sampling is submitted."""
+    """The forward is submitted, the step before is committed, masks are filled, then sampling is submitted."""
     bench = Bench(new_engine("llama", overlap))
     bench.join(0, PROMPTS[0])
     bench.join(1, PROMPTS[1], constraint=Menu(by_turn, log=bench.log))

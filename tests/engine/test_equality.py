@@ -34,14 +34,14 @@ def check(engine: Engine, expect: Callable[[list[int], int], list[int]], counts:
 @pytest.mark.parametrize("overlap", ["launch", "build", "off"])
 @pytest.mark.parametrize("architecture", TABLE)
 def test_busy_batch_equals_mlx_lm(architecture, overlap, new_engine, solo) -> None:
-    """16 requests; small length classes force moves. With overlap off the rows are shorter, to save time."""
-    counts = COUNTS if overlap != "off" else [1 + count // 2 for count in COUNTS]
+    """16 requests; small length classes force moves. Only when launching ahead are the rows long, to save time."""
+    counts = COUNTS if overlap == "launch" else [1 + count // 2 for count in COUNTS]
     check(new_engine(architecture, overlap), lambda prompt, count: solo(architecture, prompt, count), counts)
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures_equal_mlx_lm(architecture, new_engine, solo) -> None:
-    check(new_engine(architecture), lambda prompt, count: solo(architecture, prompt, count), COUNTS[:8])
+    check(new_engine(architecture), lambda prompt, count: solo(architecture, prompt, count), COUNTS[:6])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_next", "llama4"])

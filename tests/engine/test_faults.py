@@ -227,6 +227,32 @@ def test_a_join_that_raises_fails_that_row_only(architecture, overlap, new_engin
     assert bench.tokens[0] == solo(architecture, prompt_of(23), len(bench.tokens[0]))
 
 
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_joins_that_all_fail_leave_no_places_behind(overlap, new_engine, solo) -> None:
+    """Room was made for three rows in a batch that had none."""
+    bench = Bench(new_engine("llama", overlap))
+    bench.plan(joins=tuple(bench.joining(row, prompt_of(40)) for row in range(3)))
+    assert set(bench.failed) == {0, 1, 2}
+    assert bench.engine._batch.order == []
+    bench.join(5, prompt_of(23))
+    bench.steps(3)
+    bench.flush()
+    assert bench.tokens[5] == solo("llama", prompt_of(23), 4)
+
+
+def test_room_that_cannot_be_made_at_once_is_made_row_by_row(new_engine, solo, monkeypatch) -> None:
+    bench = Bench(new_engine())
+    monkeypatch.setattr(bench.engine._batch, "reserve", lambda lengths: 1 / 0)
+    for row in range(3):
+        bench.stage(row, prompt_of(5 + row))
+    bench.plan(joins=tuple(bench.joining(row, prompt_of(5 + row)) for row in range(3)), discards=(0, 1, 2))
+    bench.steps(4)
+    bench.flush()
+    assert bench.failed == {}
+    for row in range(3):
+        assert bench.tokens[row] == solo("llama", prompt_of(5 + row), 5)
+
+
 def test_rows_that_cannot_be_rearranged_stay_where_they_are(new_engine, solo, monkeypatch) -> None:
     """A class move that fails is tried again with each plan; the rows decode meanwhile."""
     bench = Bench(new_engine())

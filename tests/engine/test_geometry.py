@@ -6,6 +6,8 @@ order; after each forward every query must see its own row's tokens up to itself
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -14,7 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mlx_troupe.runtime.engine.kv.group import IDLE_STEPS_BEFORE_SHRINK, RowGroup
 from mlx_troupe.runtime.engine.kv.shapes import KVShape
-from mlx_troupe.runtime.engine.kv.stores import KVRows
+
+if TYPE_CHECKING:
+    from mlx_troupe.runtime.engine.kv.stores import KVRows
 
 WINDOW = 8
 BASE = 10_000

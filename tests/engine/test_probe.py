@@ -1,4 +1,4 @@
-"""The layout probe: which way each architecture takes and why, and that a model whose batched code is wrong is caught."""
+"""The layout probe: which way each architecture takes and why; a model whose batched code is wrong is caught."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ class WrongSplit(Wrapped):
     def batched(self, tokens: mx.array, cache: Any) -> mx.array:
         for layer in cache:
             if isinstance(layer, SplitKV):
-                layer.parts = [(part, bound) for (part, _), (_, bound) in zip(layer.parts, layer.parts[::-1])]
+                bounds = [bound for _, bound in reversed(layer.parts)]
+                layer.parts = [(part, bound) for (part, _), bound in zip(layer.parts, bounds, strict=True)]
         return self.model(tokens, cache=cache)
 
 
@@ -167,7 +168,7 @@ def test_the_probe_leaves_nothing_behind(tiny_model) -> None:
     assert settled_memory() - base < 4096
 
 
-# --- how steps overlap -------------------------------------------------------------------------------------------------
+# --- how steps overlap --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["launch", "build", "off"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from .steps import staged_row
 TOKENS = 18
 PROMPTS = random_prompts(16)[:6]
 KV_ONLY = ["llama", "deepseek_v2", "deepseek_v3", "gemma3_text", "gpt_oss", "gemma3n"]
+SEVERAL_CLASSES = ["llama", "deepseek_v3", "gemma3_text", "gpt_oss", "qwen3_next", "falcon_h1", "mamba"]
 RECURRENT = ["qwen3_next", "lfm2", "mamba", "falcon_h1"]
 ROW_BY_ROW = ["llama", "gemma3_text", "qwen3_next", "mamba2"]
 
@@ -37,10 +39,15 @@ def speculate(rows: Rows, seed: int, *, share: float = 0.6) -> None:
         rows.batch.settle()
 
 
-@pytest.mark.parametrize("classes", [(), CLASSES], ids=["one-class", "classes"])
 @pytest.mark.parametrize("architecture", TABLE)
-def test_speculation_with_random_acceptance_changes_nothing(architecture, classes, new_batch, tiny_model, solo) -> None:
-    rows = Rows(tiny_model(architecture), new_batch(architecture, classes), lambda p, n: solo(architecture, p, n))
+def test_speculation_with_random_acceptance_changes_nothing(architecture, new_batch, tiny_model, solo) -> None:
+    rows = Rows(tiny_model(architecture), new_batch(architecture, ()), lambda p, n: solo(architecture, p, n))
+    speculate(rows, seed=1)
+
+
+@pytest.mark.parametrize("architecture", SEVERAL_CLASSES)
+def test_speculation_in_several_classes(architecture, new_batch, tiny_model, solo) -> None:
+    rows = Rows(tiny_model(architecture), new_batch(architecture, CLASSES), lambda p, n: solo(architecture, p, n))
     speculate(rows, seed=1)
 
 
@@ -50,10 +57,9 @@ def test_speculation_row_by_row(architecture, tiny_model, solo) -> None:
     speculate(Rows(model, SoloBatch(model), lambda p, n: solo(architecture, p, n)), seed=2)
 
 
-@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss", "gemma3n"])
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])
 def test_holes_far_beyond_a_windows_slack(architecture, new_batch, tiny_model, solo) -> None:
     """60 blocks of 4 tokens, 3 of them wrong for all rows but one: many times the places a window layer has."""
-    expect = {}
     rows = Rows(tiny_model(architecture), new_batch(architecture, ()), lambda p, n: solo(architecture, p, n))
     for row, length in enumerate((5, 40, 33)):
         rows.join(row, random_prompts(1, seed=row, lengths=(length,))[0])
@@ -61,7 +67,7 @@ def test_holes_far_beyond_a_windows_slack(architecture, new_batch, tiny_model, s
         right = {row: 3 if row == turn % 3 else 0 for row in rows.alive}
         rows.verify(right)
         rows.batch.check_integrity()
-    rows.check(expect or None)
+    rows.check()
     assert min(len(said) for said in rows.outputs.values()) > 90
 
 
@@ -91,9 +97,11 @@ def test_a_window_layer_refuses_to_go_back_further_than_it_holds(architecture, n
     rows.step(8)
     rows.check()
     length = rows.batch.length(1)
-    with pytest.raises(ValueError, match="window layer"):
-        for _ in range(40):
+    for _ in range(8):
+        with suppress(ValueError):
             rows.batch.rewind({1: 4})
+    with pytest.raises(ValueError, match="window layer"):
+        rows.batch.rewind({1: 4})
     taken = length - rows.batch.length(1)
     assert taken >= 8, "what was decoded since the join can be taken back"
     for token in (rows.prompts[1] + rows.outputs[1])[length - taken : length]:

@@ -167,8 +167,9 @@ def storm(architecture: str, new_engine: Any, solo: Any, overlap: str, chosen: s
     )
 
 
-@pytest.mark.parametrize("overlap", ["launch", "build"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "overlap"), [*((name, "launch") for name in ARCHITECTURES), ("llama", "build"), ("llama", "off")]
+)
 def test_membership_storm(architecture, overlap, new_engine, solo) -> None:
     storm(architecture, new_engine, solo, overlap, settings(max_examples=4, stateful_step_count=16, derandomize=True))
 

@@ -1,4 +1,4 @@
-"""Invariant 8: an engine's arrays live and die on its thread, plain values leave it, and several engines run at once."""
+"""Invariant 8: an engine's arrays live and die on its thread, plain values leave it, several engines run at once."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ MUTATIONS = (
         PLANE,
         "            row[row >= int(lengths[slot]) - count] = -1\n",
         "            row[row > int(lengths[slot]) - count] = -1\n",
-        "engine/test_rewind.py::test_speculation_with_random_acceptance_changes_nothing[llama-one-class]",
+        "engine/test_rewind.py::test_speculation_with_random_acceptance_changes_nothing[llama]",
     ),
     Mutation(
         "slots: a new row inherits what was there",

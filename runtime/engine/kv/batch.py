@@ -127,6 +127,7 @@ class RowBatch:
 
     def reserve(self, lengths: list[int]) -> None:
         """See `Batch.reserve`."""
+        self._saved = None
         homes: dict[int, list[int]] = {}
         for length in lengths:
             homes.setdefault(self._bound(length), []).append(length)

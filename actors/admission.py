@@ -10,7 +10,9 @@ from ..runtime.messages.admission import (
     Cancel,
     Drain,
     PauseAdmission,
+    Requeue,
     RowDone,
+    SetMemoryLine,
     Submit,
     Tick,
 )
@@ -46,10 +48,14 @@ class AdmissionActor(Actor[AdmissionMessage]):
                     message.reply.fail(error)
             case RowDone():
                 core.row_done(message.row)
+            case Requeue():
+                core.requeue(message.rows)
             case Cancel():
                 core.cancel(message.request_id)
             case PauseAdmission():
                 core.pause(message.reason)
+            case SetMemoryLine():
+                core.set_memory_line(message.line_bytes)
             case Drain():
                 core.draining = True
                 self._drains.append(message.reply)

@@ -1,8 +1,11 @@
 """Admission's decisions: who waits, who goes in, who is turned away, each with a reason.
 
 Gates for a request that arrives: draining, duplicate id, more rows than there can ever be, queue full.
-Gates for the head of the queue, in order: `max_rows`, then `memory` (never when nothing runs, since then nothing could
-end and free any). The queue is first come, first served within a priority; a head that is held holds those behind it.
+Gates for the head of the queue, in order: `max_rows`, `retry_alone` (see runtime/faults.py), then `memory` (the
+memory-enforcer's pause) and `memory_plan` (what the rows at work and the new ones will need by the model's layout).
+The last three never hold when nothing runs, since then nothing could end and free any. The queue is first come, first
+served within a priority; a head that is held holds those behind it. A row that was sent back takes the place it came
+in, is never timed out of the queue and never stalled out: its client has had output already.
 """
 
 from __future__ import annotations
@@ -15,17 +18,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..runtime.errors import InvalidRequest, NotReady, Overloaded
+from ..runtime.faults import must_run_alone
 from ..runtime.messages.prefill import Admitted, CancelRows
 from ..runtime.request import State
+from .memory_ledger import planned_lengths
 
 if TYPE_CHECKING:
     from ..runtime.clock import Clock
     from ..runtime.errors import TroupeError
     from ..runtime.messages.prefill import PrefillMessage
     from ..runtime.request import Request
+    from .memory_ledger import MemoryLedger
 
 STALL_S = 60.0
 """Longest that memory may hold the head of the queue."""
+MEMORY_HOLDS = frozenset({"memory", "memory_plan"})
 _RATE_SMOOTHING = 0.2
 _RETRY_S = (1.0, 60.0)
 
@@ -49,6 +56,11 @@ class Waiting:
         self.request_id = rows[0].request_id
 
     @property
+    def returned(self) -> bool:
+        """Whether these rows were at work before."""
+        return self.rows[0].returns > 0
+
+    @property
     def place(self) -> tuple[int, int]:
         """Order in the queue."""
         return self.rows[0].priority, self.number
@@ -63,19 +75,25 @@ class AdmissionCore:
         holds: how often the head of the queue was found held, by reason.
         rejections: requests turned away, by error code.
         finished: rows that ended, by finish reason.
+        requeued: rows that were sent back.
+        ledger: plans memory; None when the model's layout is not known.
     """
 
-    def __init__(self, policy: AdmissionPolicy, *, clock: Clock) -> None:
+    def __init__(self, policy: AdmissionPolicy, *, clock: Clock, ledger: MemoryLedger | None = None) -> None:
         self.to_prefill: list[PrefillMessage] = []
         self.holds: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
+        self.requeued = 0
         self.draining = False
         self._policy = policy
+        self.ledger = ledger
         self._clock = clock
         self._queue: list[Waiting] = []
         self._admitted: dict[int, Request] = {}
         self._live: dict[str, list[Request]] = {}
+        self._numbers: dict[str, int] = {}
+        self._cancelled: set[str] = set()
         self._number = 0
         self._pause: str | None = None
         self._stalled: tuple[Waiting, float] | None = None
@@ -104,6 +122,7 @@ class AdmissionCore:
         if error is not None:
             self.rejections[error.code] += 1
             return error
+        self._numbers[entry.request_id] = self._number
         self._number += 1
         insort(self._queue, entry, key=lambda waiting: waiting.place)
         self._live[entry.request_id] = list(rows)
@@ -111,15 +130,13 @@ class AdmissionCore:
         return None
 
     def cancel(self, request_id: str) -> None:
-        """End every row of a request; unknown ids are ignored."""
-        for entry in self._queue:
-            if entry.request_id == request_id:
-                self._leave_queue(entry)
-                for request in entry.rows:
-                    request.finish("cancelled", self._clock.now())
-                    self._count_end(request)
-                return
+        """End every row of a request; unknown ids are ignored. Some rows may wait while others are at work."""
+        for entry in [entry for entry in self._queue if entry.request_id == request_id]:
+            self._leave_queue(entry)
+            for request in entry.rows:
+                self._cancel_row(request)
         if rows := self._live.get(request_id):
+            self._cancelled.add(request_id)  # one of them may be on its way back
             self.to_prefill.append(CancelRows(tuple(request.row for request in rows)))
 
     def row_done(self, row: int) -> None:
@@ -130,6 +147,23 @@ class AdmissionCore:
         self._count_end(request)
         if request.request_id not in self._live:
             self._measure_rate()
+
+    def requeue(self, rows: tuple[Request, ...]) -> None:
+        """Rows that were admitted queue again, at the place in which their request came."""
+        waiting = []
+        for request in rows:
+            if self._admitted.pop(request.row, None) is None:
+                continue  # all have been ended by `fail_all`
+            if request.request_id in self._cancelled:
+                self._cancel_row(request)
+            elif request.finished:
+                self._count_end(request)
+            else:
+                waiting.append(request)
+        if waiting:
+            self.requeued += len(waiting)
+            entry = Waiting(tuple(waiting), self._numbers[waiting[0].request_id])
+            insort(self._queue, entry, key=lambda other: other.place)
 
     def pause(self, reason: str | None) -> None:
         """Hold new work for a reason, or stop holding it."""
@@ -146,10 +180,13 @@ class AdmissionCore:
                 for request in entry.rows:
                     request.finish("timeout", now_s)
                     self._count_end(request)
+            elif entry.returned:
+                continue
             elif self._policy.queue_timeout_s is not None and waited_s >= self._policy.queue_timeout_s:
                 self._reject(entry, self._overloaded(f"waited {waited_s:.0f} s for admission", "queue_timeout"))
         if self._stalled is not None and now_s - self._stalled[1] >= STALL_S:
-            text = f"memory held the request for {STALL_S:.0f} s ({self._pause}); send less context or try later"
+            why = self._pause or "too little is left for it"
+            text = f"memory held the request for {STALL_S:.0f} s ({why}); send less context or try later"
             self._reject(self._stalled[0], self._overloaded(text, "memory_admission_stalled"))
 
     def settle(self) -> None:
@@ -166,9 +203,19 @@ class AdmissionCore:
             for request in head.rows:
                 if not request.finished:  # its owner outside may have ended it, at a shutdown
                     request.move(State.ADMITTED)
-                request.admitted_s = now_s
+                if request.admitted_s is None:
+                    request.admitted_s = now_s
                 self._admitted[request.row] = request
-            self.to_prefill.append(Admitted(head.rows))
+            self.to_prefill.append(Admitted(head.rows, self._chunk_room()))
+
+    def set_memory_line(self, line_bytes: int) -> None:
+        """What admitted work may be planned to use from now on."""
+        if self.ledger is not None:
+            self.ledger.line_bytes = line_bytes
+
+    def _chunk_room(self) -> int | None:
+        ledger = self.ledger
+        return None if ledger is None else ledger.chunk_room_bytes(planned_lengths(self._admitted.values()))
 
     def fail_all(self, error: TroupeError) -> None:
         """End every live row with an error."""
@@ -201,12 +248,18 @@ class AdmissionCore:
         """Why the head of the queue may not go in; None when it may."""
         if len(self._admitted) + len(head.rows) > self._policy.max_rows:
             return "max_rows"
+        if self._admitted and any(must_run_alone(row.faults) for row in (*head.rows, *self._admitted.values())):
+            return "retry_alone"
         if self._pause is not None and self._admitted:
             return "memory"
+        if self.ledger is not None and self._admitted:
+            lengths = planned_lengths((*self._admitted.values(), *head.rows))
+            if not self.ledger.fits(lengths):
+                return "memory_plan"
         return None
 
     def _watch_stall(self, head: Waiting, reason: str | None) -> None:
-        if reason != "memory":
+        if reason not in MEMORY_HOLDS or head.returned:
             self._stalled = None
         elif self._stalled is None or self._stalled[0] is not head:
             self._stalled = (head, self._clock.now())
@@ -226,12 +279,17 @@ class AdmissionCore:
         if self._stalled is not None and self._stalled[0] is entry:
             self._stalled = None
 
+    def _cancel_row(self, request: Request) -> None:
+        request.finish("cancelled", self._clock.now())
+        self._count_end(request)
+
     def _count_end(self, request: Request) -> None:
         self.finished[str(request.finish_reason)] += 1
         rows = self._live[request.request_id]
         rows.remove(request)
         if not rows:
-            del self._live[request.request_id]
+            del self._live[request.request_id], self._numbers[request.request_id]
+            self._cancelled.discard(request.request_id)
 
     def _measure_rate(self) -> None:
         now_s = self._clock.now()

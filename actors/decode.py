@@ -12,6 +12,7 @@ from ..runtime.messages.decode import (
     DecodeMessage,
     ExecutorDied,
     Offer,
+    Preempt,
     Ready,
     RowsFailed,
     StepResult,
@@ -60,6 +61,8 @@ class DecodeActor(Actor[DecodeMessage]):
                 core.rows_failed(message)
             case CancelRunning():
                 core.cancel(message.rows, timeout=message.timeout)
+            case Preempt():
+                core.preempt(message.reason)
             case Withdraw():
                 core.withdraw(message.rows)
             case ExecutorDied():

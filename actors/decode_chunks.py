@@ -100,6 +100,8 @@ class ChunkDesk:
                 outcome.seconds,
                 outcome.error,
                 outcome.restore_missed,
+                fault=outcome.fault,
+                transient_bytes=outcome.transient_bytes,
             )
             for chunk, outcome in zip(chunks, outcomes, strict=True)
         )

@@ -8,7 +8,8 @@ Invariants (DESIGN section 3; each has a test of its number):
 2. A row that stops at k is in flight once more at k+1, and that token is dropped. Nothing is planned past max_tokens.
 3. Pages and rows named by a plan in flight stay: a row leaves once, by a later plan.
 4. Cancels take effect at one point only: after k+1 was sent and before k is committed, or at once when no step is out.
-5. A row joins without a barrier: its last prompt token enters the next plan as an ordinary decode row.
+5. A row joins without a barrier: its last known token enters the next plan as an ordinary decode row.
+6. A row that is sent back keeps its tokens; what was in flight for it is dropped and sampled again later.
 A chunk is the one barrier: nothing is sent behind it, so that rows whose prompt it completes join the very next step.
 """
 
@@ -18,13 +19,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import EngineFailed
-from ..runtime.messages.admission import RowDone
+from ..runtime.messages.admission import Requeue, RowDone
 from ..runtime.messages.executor import StepPlan
 from ..runtime.messages.prefill import ChunksDone
 from ..runtime.request import State
 from .decode_chunks import ChunkDesk
 from .decode_rows import Flight, RunningRow, join, leave
 from .decode_tokens import accept
+from .returns import survives, youngest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ..runtime.messages.executor import JoinRow, LeaveRow
     from ..runtime.messages.prefill import ChunkDone, PrefillMessage
     from ..runtime.request import Request
+    from .memory_guard import MemoryGuard
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +53,22 @@ class DecodeCore:
         overlap: whether the engine commits a step only when it gets the next plan.
         page_tokens: tokens of a page; 0 stores nothing.
         clock: stamps tokens and judges deadlines.
+        guard: says when rows would outgrow the memory; None never does.
     """
 
-    def __init__(self, *, overlap: bool, page_tokens: int, clock: Clock) -> None:
+    def __init__(self, *, overlap: bool, page_tokens: int, clock: Clock, guard: MemoryGuard | None = None) -> None:
         self.to_prefill: list[PrefillMessage] = []
         self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
         self.steps = 0
         self.completion_tokens = 0
+        self.preempted = 0
         self._overlap = overlap
         self._depth = 2 if overlap else 1
         self._page_tokens = page_tokens
         self._clock = clock
         self._desk = ChunkDesk()
+        self._guard = guard
         self._rows: dict[int, RunningRow] = {}
         self._joining: dict[int, list[RunningRow]] = {}
         self._active: dict[int, RunningRow] = {}
@@ -95,7 +101,8 @@ class DecodeCore:
         for row in group:
             if not row.request.finished:  # its owner outside may have ended it, at a shutdown
                 row.request.move(State.RUNNING)
-            row.request.running_s = now_s
+            if row.request.running_s is None:
+                row.request.running_s = now_s
             self._rows[row.request.row] = row
             if row.request.deadline_s is not None:
                 self._deadline_s = min(self._deadline_s, row.request.deadline_s)
@@ -152,9 +159,10 @@ class DecodeCore:
         finished = State.FINISHED
         for row, token in zip(rows, result.tokens, strict=True):
             request = row.request
+            if self._rows.get(request.row) is not row:
+                continue
             if request.state is finished:
-                if request.row in self._rows:
-                    self._ended(row)  # by its owner outside, at a shutdown
+                self._ended(row)  # by its owner outside, at a shutdown
                 continue
             if token < 0:
                 raise ValueError(f"step {result.step}: row {request.row} got the placeholder {token}")
@@ -167,6 +175,12 @@ class DecodeCore:
                 ended = True
             if ended:
                 self._ended(row)
+        if self._guard is not None:
+            self._guard_memory(self._guard, result.active_bytes)
+
+    def _guard_memory(self, guard: MemoryGuard, active_bytes: int) -> None:
+        for _ in range(guard.surplus_rows(active_bytes, list(self._active.values()))):
+            self.preempt(f"{active_bytes >> 20} MiB in use, and growing past {guard.line_bytes >> 20} MiB")
 
     def chunks_done(self, result: ChunksResult) -> None:
         """Chunks have run: prefill hears of it, and the next plan waits for its answer."""
@@ -177,12 +191,20 @@ class DecodeCore:
         self._report(self._desk.ran(flight.chunks, result.outcomes))
 
     def rows_failed(self, failure: RowsFailed) -> None:
-        """The engine threw rows out of the batch: they end with an error and need not leave."""
+        """The engine threw rows out of the batch: they go back to the queue or end, and need not leave."""
         gone = set(failure.rows)
+        alone = len(gone) == 1
+        now_s = self._clock.now()
         for number in gone:
-            self._leaving.pop(number, None)
-            if (row := self._rows.get(number)) is not None:
-                row.request.fail(EngineFailed(failure.error, code=failure.code), self._clock.now())
+            left = self._leaving.pop(number, None)
+            if left is not None and left.returns:
+                self._send_back(left.request)
+            if (row := self._rows.get(number)) is None:
+                continue
+            if survives(row.request, failure.fault, failure.error, now_s, alone=alone, code=failure.code):
+                self._forget(row)
+                self._send_back(row.request)
+            else:
                 self._ended(row, leaves=False)
         for flight in list(self._flights):
             for row in flight.rows or ():
@@ -191,12 +213,28 @@ class DecodeCore:
             if flight.rows and all(row.failed_step <= flight.step for row in flight.rows):
                 self._land(flight)  # there may be no result any more
 
+    def preempt(self, reason: str) -> bool:
+        """Send the youngest row back to the queue, its pages kept; False when fewer than two run, or none can go."""
+        row = youngest(self._active.values()) if len(self._rows) > 1 else None
+        if row is None:
+            return False
+        logger.warning("row %d is put back to the queue: %s", row.request.row, reason)
+        self.preempted += 1
+        row.returns = True
+        self._forget(row)
+        self._leaving[row.request.row] = row
+        return True
+
     def fail_all(self, error: TroupeError) -> None:
         """End every row with an error, now and later: no step will come back."""
         self._failure = error
         for row in list(self._rows.values()):
             row.request.fail(error, self._clock.now())
             self._ended(row, leaves=False)
+        for row in self._leaving.values():
+            if row.returns:
+                row.request.fail(error, self._clock.now())
+                self.to_admission.append(RowDone(row.request.row))
         self._leaving.clear()
         self._flights.clear()
         self._unread = False
@@ -233,10 +271,12 @@ class DecodeCore:
             return ()
         leaves: list[LeaveRow] = []
         for row in self._leaving.values():
-            message, store = leave(row.request, self._page_tokens)
+            message, store = leave(row.request, self._page_tokens, returns=row.returns)
             leaves.append(message)
             if store is not None:
                 self.to_cache.append(store)
+            if row.returns:
+                self._send_back(row.request)
         self._leaving.clear()
         return tuple(leaves)
 
@@ -281,19 +321,31 @@ class DecodeCore:
 
     def _ended(self, row: RunningRow, *, leaves: bool = True) -> None:
         """Forget a row that has its final event; it leaves the batch with the next plan, if it is in it."""
+        self.to_admission.append(RowDone(row.request.row))
+        if self._forget(row) and leaves:
+            self._leaving[row.request.row] = row
+
+    def _send_back(self, request: Request) -> None:
+        """A row that has left, or will with the plan being built, queues again."""
+        if request.finished:
+            self.to_admission.append(RowDone(request.row))
+            return
+        request.send_back(leader=request.row)
+        self.to_admission.append(Requeue((request,)))
+
+    def _forget(self, row: RunningRow) -> bool:
+        """Take a row out of decode's books; True when it is in the batch and must leave it."""
         request = row.request
         del self._rows[request.row]
-        self.to_admission.append(RowDone(request.row))
         if self._active.pop(request.row, None) is not None:
-            if leaves:
-                self._leaving[request.row] = row
-            return
+            return True
         group = self._joining.get(request.leader)
         if group is not None and row in group:
             group.remove(row)
             if not group:
                 del self._joining[request.leader]
                 self._desk.discard(request.leader)
+        return False
 
     def _report(self, chunks: tuple[ChunkDone, ...]) -> None:
         self._desk.waiting_for_prefill = True

@@ -20,14 +20,16 @@ class RunningRow:
     Attributes:
         limit: the value of `computed` at which the row's last token is in flight.
         failed_step: the engine threw it out at this step; a step that never comes while it has not.
+        returns: it is on its way back to the queue, and leaves with the next plan.
     """
 
-    __slots__ = ("failed_step", "limit", "request")
+    __slots__ = ("failed_step", "limit", "request", "returns")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.failed_step = sys.maxsize
-        self.limit = request.prefill_target + request.max_tokens
+        self.limit = len(request.prompt) - 1 + request.max_tokens
+        self.returns = False
 
 
 class Flight:
@@ -42,22 +44,23 @@ class Flight:
 
 
 def join(request: Request) -> JoinRow:
-    """How a row joins: with a copy of its leader's staged KV, its last prompt token as the first input."""
+    """How a row joins: with a copy of its leader's staged KV, its last known token as the first input."""
     sampling = request.sampling
     return JoinRow(
         row=request.row,
         source=request.leader,
         staged_tokens=request.prefill_target,
-        token=request.prompt[-1],
+        token=request.known_tokens[-1],
         sampling=sampling,
-        history=tuple(request.prompt) if sampling.penalised else (),
+        history=tuple(request.known_tokens) if sampling.penalised else (),
+        position=request.resumed,
         suppress=tuple(sorted(request.stop_tokens)) if request.min_tokens else (),
         suppress_until=request.min_tokens,
         constraint=request.constraint,
     )
 
 
-def leave(request: Request, page_tokens: int) -> tuple[LeaveRow, Store | None]:
+def leave(request: Request, page_tokens: int, *, returns: bool = False) -> tuple[LeaveRow, Store | None]:
     """How a row leaves, and what to tell the cache-store of the pages it leaves behind.
 
     These are the pieces that prefill has not stored: whole pages, and the rest as a tail. Their tokens are known: of a
@@ -67,8 +70,9 @@ def leave(request: Request, page_tokens: int) -> tuple[LeaveRow, Store | None]:
     Args:
         request: the row.
         page_tokens: tokens of a page; 0 stores nothing.
+        returns: it goes on later, and wants what it has.
     """
-    if not page_tokens or not request.cache or not request.keeps_output:
+    if not page_tokens or not request.cache or not (returns or request.keeps_output):
         return LeaveRow(request.row), None
     known = len(request.prompt) + len(request.output) - request.finished
     last = min(request.computed, known)

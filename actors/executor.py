@@ -24,6 +24,7 @@ from ..runtime.messages.executor import (
     LoadPage,
     ReadPage,
     SampleMemory,
+    SetMemoryLimit,
     StepPlan,
 )
 
@@ -97,6 +98,8 @@ class ExecutorActor(Actor[ExecutorMessage]):
                 self._submit(partial(self._engine.drop, message.pages))
             case SampleMemory():
                 self._submit(partial(self._sample, message))
+            case SetMemoryLimit():
+                self._submit(partial(self._engine.set_memory_limit, message.limit_bytes))
             case EngineRaised():
                 self.failed = self.failed or message.error
                 self.decode.tell(ExecutorDied(message.error))

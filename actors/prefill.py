@@ -46,7 +46,7 @@ class PrefillActor(Actor[PrefillMessage]):
             case ChunksDone():
                 core.done(message)
             case Admitted():
-                core.admit(message.rows)
+                core.admit(message.rows, message.chunk_room_bytes)
             case Matched():
                 core.matched(message)
             case Restoring():

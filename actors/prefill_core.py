@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..runtime.errors import EngineFailed
 from ..runtime.events import PrefillProgress
-from ..runtime.messages.admission import RowDone
+from ..runtime.messages.admission import Requeue, RowDone
 from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, Store, Unlease
 from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
 from ..runtime.messages.executor import Chunk
 from ..runtime.request import State
 from .prefill_keep import KeepPlan, KeepRules, keep_plan
 from .prefill_policy import OVERTAKE_SHARE, SHORT_S, PrefillPolicy, Prompt, choose, fresh, in_order, owed_s
+from .returns import survives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.messages.prefill import ChunkDone, ChunksDone, Matched
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
+    from .transients import ChunkMemory
 
 
 class PrefillCore:
@@ -38,14 +39,24 @@ class PrefillCore:
         cost: predicts chunk times; learns from each chunk.
         keep: what is kept of prompts.
         clock: for deadlines and patience.
+        memory: sizes chunks by memory as well; None does not.
     """
 
-    def __init__(self, policy: PrefillPolicy, cost: ChunkCost, *, keep: KeepRules, clock: Clock) -> None:
+    def __init__(
+        self,
+        policy: PrefillPolicy,
+        cost: ChunkCost,
+        *,
+        keep: KeepRules,
+        clock: Clock,
+        memory: ChunkMemory | None = None,
+    ) -> None:
         self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
         self.to_decode: list[DecodeMessage] = []
         self.prompt_tokens = 0
         self.cost = cost
+        self.memory = memory
         self._policy = policy
         self._keep = keep
         self._stores_full = False
@@ -68,8 +79,10 @@ class PrefillCore:
         """True when no prompt is left and no chunk is with decode."""
         return not (self._prompts or self._offered)
 
-    def admit(self, rows: tuple[Request, ...]) -> None:
-        """Begin with a new prompt."""
+    def admit(self, rows: tuple[Request, ...], chunk_room_bytes: int | None = None) -> None:
+        """Begin with a new prompt. The transient of a chunk may take `chunk_room_bytes` from now on."""
+        if self.memory is not None and chunk_room_bytes is not None:
+            self.memory.room_bytes = chunk_room_bytes
         now_s = self._clock.now()
         prompt = Prompt(rows, now_s, self._keep.page_tokens)
         self._prompts[prompt.leader] = prompt
@@ -96,7 +109,8 @@ class PrefillCore:
             prompt.keep = keep_plan(self._keep, prompt.target, turn_start, answer.branch, cached=True)
         self._advance(prompt, answer.tokens)
         for request in prompt.rows:
-            request.cached = answer.tokens
+            if not request.returns:
+                request.cached = answer.tokens
             if request.state is State.RESTORING:
                 request.move(State.PREFILLING)
 
@@ -177,7 +191,7 @@ class PrefillCore:
         if self._offered:
             free = self._overtakers(free)
         ordered = in_order(free, self.cost, now_s)
-        chosen = choose(ordered, self.cost, self._policy, contended=contended)
+        chosen = choose(ordered, self.cost, self._policy, contended=contended, memory=self.memory)
         stale = [prompt for prompt, _ in chosen if prompt.matched is not None and prompt.matched < self._stores]
         for prompt in stale:
             self._ask_match(prompt)
@@ -217,6 +231,8 @@ class PrefillCore:
         if outcome.error is None and not outcome.restore_missed:
             if not chunk.restore_pages:
                 self.cost.observe(outcome.tokens, outcome.start, outcome.seconds)
+                if self.memory is not None:
+                    self.memory.observe(outcome.tokens, outcome.start, outcome.transient_bytes)
             self._store(prompt, chunk)
         if chunk.restore_pages:
             self.to_cache.append(Unlease(prompt.leader))
@@ -225,11 +241,29 @@ class PrefillCore:
             return
         prompt.matched = None
         if outcome.error is not None:
-            self._fail(prompt, EngineFailed(outcome.error))
+            self._chunk_failed(prompt, chunk, outcome)
         elif outcome.restore_missed:
             self._restart(prompt, chunk)
         else:
             self._progress(prompt, chunk.start + len(chunk.tokens))
+
+    def _chunk_failed(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
+        """Its rows go back to the queue, or end with the error; pages that may have been bad are forgotten."""
+        if chunk.restore_pages and outcome.fault == "state":
+            self.to_cache.append(PagesLost(chunk.restore_pages))
+        back: list[Request] = []
+        now_s = self._clock.now()
+        for request in list(prompt.rows):
+            if survives(request, outcome.fault, outcome.error or "", now_s, alone=False):
+                back.append(request)
+                prompt.rows.remove(request)
+                request.send_back(leader=prompt.leader)
+        if back:
+            self.to_admission.append(Requeue(tuple(back)))
+        for request in list(prompt.rows):
+            self._drop(prompt, request)
+        if back and prompt.leader in self._prompts:
+            self._close(prompt)
 
     def _store(self, prompt: Prompt, chunk: Chunk) -> None:
         if not chunk.stash:
@@ -249,7 +283,10 @@ class PrefillCore:
         prompt.served_s = self._clock.now()
         self._advance(prompt, computed)
         total = len(prompt.tokens)
-        if prompt.remaining:
+        if prompt.rows[0].returns:  # its client has seen this progress already
+            if not prompt.remaining:
+                self._complete(prompt)
+        elif prompt.remaining:
             prompt.rows[0].events.push(PrefillProgress(computed, total))
         else:
             prompt.rows[0].events.push(PrefillProgress(total, total))
@@ -263,7 +300,8 @@ class PrefillCore:
     def _complete(self, prompt: Prompt) -> None:
         del self._prompts[prompt.leader]
         rows = tuple(prompt.rows)
-        self.prompt_tokens += len(prompt.tokens)
+        if not rows[0].returns:
+            self.prompt_tokens += len(prompt.tokens)
         self._decoding += len(rows)
         self.to_decode.append(Ready(rows))
 
@@ -286,8 +324,11 @@ class PrefillCore:
         """Take out a row that has ended, and the prompt with its last row."""
         prompt.rows.remove(request)
         self.to_admission.append(RowDone(request.row))
-        if prompt.rows:
-            return
+        if not prompt.rows:
+            self._close(prompt)
+
+    def _close(self, prompt: Prompt) -> None:
+        """A prompt whose rows have all ended or gone back."""
         del self._prompts[prompt.leader]
         self.to_decode.append(Withdraw((prompt.leader,)))
         self._unlease_ended(prompt)

@@ -5,6 +5,7 @@
 - While rows decode, a chunk may last the stall target. Otherwise it may be `chunk_tokens` long, within IDLE_STALLS
   stall targets: on a slow machine a cancel or a new short prompt would else wait for it too long.
 - Short prompts are served several at once, while all of them together stay under a small budget.
+- A chunk is never larger than its transient memory allows, down to a floor that admission has kept room for.
 - Of prompts that start with the same page, one goes first: the others find its pages stored.
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..runtime.prefix_page import KEY_BYTES, common_bytes, token_key
+from .memory_ledger import MEMORY_FLOOR_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
     from .prefill_keep import KeepPlan
+    from .transients import ChunkMemory
 
 PATIENCE_S = 2.0
 FLOOR_TOKENS = 16
@@ -86,7 +89,7 @@ class Prompt:
         first = rows[0]
         self.leader = first.leader
         self.rows = list(rows)
-        self.tokens = first.prompt
+        self.tokens = first.known_tokens
         self.namespace = first.namespace
         self.target = first.prefill_target
         self.computed = 0
@@ -123,37 +126,50 @@ def in_order(prompts: Iterable[Prompt], cost: ChunkCost, now_s: float) -> list[P
     return waiting
 
 
-def chunk_tokens(prompt: Prompt, cost: ChunkCost, policy: PrefillPolicy, *, contended: bool) -> int:
+def chunk_tokens(
+    prompt: Prompt, cost: ChunkCost, policy: PrefillPolicy, *, contended: bool, memory: ChunkMemory | None = None
+) -> int:
     """How many tokens the prompt's next chunk has; 0 only when all are restored."""
     if contended:
         within = max(FLOOR_TOKENS, cost.tokens_within(policy.stall_target_s, prompt.computed))
     else:
         idle_s = policy.stall_target_s * IDLE_STALLS
         within = max(IDLE_FLOOR_TOKENS, cost.tokens_within(idle_s, prompt.computed))
+    if memory is not None:
+        within = min(within, max(MEMORY_FLOOR_TOKENS, memory.tokens_within(prompt.computed)))
     return min(prompt.remaining, policy.chunk_tokens, within)
 
 
 def choose(
-    ordered: list[Prompt], cost: ChunkCost, policy: PrefillPolicy, *, contended: bool
+    ordered: list[Prompt],
+    cost: ChunkCost,
+    policy: PrefillPolicy,
+    *,
+    contended: bool,
+    memory: ChunkMemory | None = None,
 ) -> list[tuple[Prompt, int]]:
     """The next prompts to work on and their chunk sizes: the first in order, and short ones that fit beside it."""
     if not ordered:
         return []
     first = ordered[0]
-    tokens = chunk_tokens(first, cost, policy, contended=contended)
+    tokens = chunk_tokens(first, cost, policy, contended=contended, memory=memory)
     chosen = [(first, tokens)]
     budget_s = SHORT_S if contended else policy.stall_target_s
     spent_s = cost.seconds(tokens, first.computed)
     heads = {first.head}
+    room_tokens = None if memory is None else memory.tokens_within(first.computed) - tokens
     for prompt in ordered[1:]:
         if prompt.remaining > policy.chunk_tokens:
             continue
+        if room_tokens is not None and prompt.remaining > room_tokens:
+            continue  # they may run in one forward
         seconds = cost.seconds(prompt.remaining, prompt.computed)
         if spent_s + seconds > budget_s:
             continue
         if prompt.head is not None and not prompt.computed and prompt.head in heads:
             continue
         spent_s += seconds
+        room_tokens = None if room_tokens is None else room_tokens - prompt.remaining
         heads.add(prompt.head)
         chosen.append((prompt, prompt.remaining))
     return chosen

@@ -15,12 +15,12 @@ from anyio import TASK_STATUS_IGNORED
 
 from ..runtime.actor import InboxFull, Reply
 from ..runtime.clock import MonotonicClock
-from ..runtime.errors import ActorDied, NotReady, Overloaded, TroupeError
+from ..runtime.errors import ActorDied, InvalidRequest, NotReady, Overloaded, TroupeError
 from ..runtime.messages import admission as to_admission
 from ..runtime.messages import cache_store as to_cache
 from ..runtime.messages import memory_enforcer as to_memory
 from ..runtime.messages import prefill as to_prefill
-from ..runtime.service import ActorStatistics, Statistics
+from ..runtime.service import ActorStatistics, MemoryStatus, Statistics
 from .admission import AdmissionActor
 from .admission_core import AdmissionCore, AdmissionPolicy
 from .cache_core import CachePolicy, CacheStoreCore
@@ -29,11 +29,14 @@ from .decode import DecodeActor
 from .decode_core import DecodeCore
 from .executor import ExecutorActor
 from .memory_enforcer import MemoryEnforcerActor
+from .memory_guard import MemoryGuard
+from .memory_ledger import MemoryLedger, pages_budget_bytes
 from .prefill import PrefillActor
 from .prefill_core import PrefillCore
 from .prefill_cost import ChunkCost
 from .prefill_keep import KeepRules, spacing_pages
 from .prefill_policy import PrefillPolicy
+from .transients import ChunkMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +85,8 @@ class Troupe:
     Attributes:
         cast: the actors.
         failure: why the troupe ended by itself; None while it lives.
+        ended: set when `run` has ended.
+        row_limit_tokens: the longest row that memory can ever serve; None when it is no bound, or not known.
     """
 
     def __init__(
@@ -99,8 +104,10 @@ class Troupe:
     ) -> None:
         clock = clock or MonotonicClock()
         self.failure: TroupeError | None = None
+        self.ended = anyio.Event()
         self.cast = _cast(config, facts, engine, thread, clock, footprint, disk)
         self._on_failure = on_failure
+        self.row_limit_tokens = self._row_limit(facts.context_length)
         self._tick_s = tick_s
         self._running = False
         _connect(self.cast)
@@ -109,6 +116,20 @@ class Troupe:
     def admission(self) -> Ref[AdmissionMessage]:
         """Where requests go in."""
         return self.cast.admission.ref
+
+    def check_memory(self, tokens: int, param: str = "prompt") -> None:
+        """Raise InvalidRequest when a row of so many tokens could never be served, whoever else is there."""
+        ledger = self.cast.admission.core.ledger
+        if self.row_limit_tokens is None or ledger is None or tokens <= self.row_limit_tokens:
+            return
+        limits = self.cast.memory_enforcer.limits
+        raise InvalidRequest(
+            f"{tokens} tokens need about {ledger.alone_bytes(tokens) >> 20} MiB of memory; "
+            f"{limits.stable_admission_bytes >> 20} MiB may be planned with ({limits.stable_binding}), which is enough "
+            f"for {self.row_limit_tokens} tokens of prompt and output: {limits.stable_remedy}",
+            param=param,
+            code="memory_limit_exceeded",
+        )
 
     @property
     def last_step_age_s(self) -> float | None:
@@ -127,6 +148,7 @@ class Troupe:
                 task_status.started()
         finally:
             self._running = False
+            self.ended.set()
             self._end_requests(self.failure or NotReady("the runtime was stopped", code="stopped"))
 
     async def submit(self, rows: tuple[Request, ...]) -> None:
@@ -180,6 +202,27 @@ class Troupe:
         """The engine's thread has ended by an exception. May be called from any thread."""
         self.cast.executor.thread_died(error)
 
+    def memory(self) -> MemoryStatus:
+        """Usage and lines."""
+        enforcer = self.cast.memory_enforcer
+        sample, limits = enforcer.sample, enforcer.limits
+        return MemoryStatus(
+            active_bytes=sample.active_bytes,
+            pool_bytes=sample.pool_bytes,
+            peak_bytes=sample.peak_bytes,
+            sample_age_s=enforcer.clock.now() - sample.read_s,
+            footprint_bytes=enforcer.footprint_bytes,
+            base_bytes=enforcer.base_bytes,
+            admission_bytes=limits.admission_bytes,
+            dynamic_bytes=limits.dynamic_bytes,
+            preempt_bytes=limits.preempt_bytes,
+            abort_bytes=limits.abort_bytes,
+            binding=limits.binding,
+            remedy=limits.remedy,
+            row_limit_tokens=self.row_limit_tokens,
+            guarded=self.cast.admission.core.ledger is not None,
+        )
+
     def statistics(self) -> Statistics:
         """A snapshot."""
         cast = self.cast
@@ -198,10 +241,20 @@ class Troupe:
             memory_pool_bytes=sample.pool_bytes,
             memory_peak_bytes=sample.peak_bytes,
             last_step_age_s=self.last_step_age_s,
+            requeued=admission.requeued,
+            preempted=decode.preempted,
+            holds=dict(admission.holds),
             actors={
                 actor.name: ActorStatistics(actor.depth, actor.stats.handled, actor.stats.busy_s) for actor in self.cast
             },
         )
+
+    def _row_limit(self, context_length: int) -> int | None:
+        ledger, limits = self.cast.admission.core.ledger, self.cast.memory_enforcer.limits
+        if ledger is None:
+            return None
+        longest = ledger.row_limit(context_length, limits.stable_admission_bytes)
+        return None if longest >= context_length else longest
 
     async def _serve(self, actor: Actor[Any], scope: anyio.CancelScope) -> None:
         try:
@@ -255,7 +308,17 @@ def _cast(
     footprint: Callable[[], int] | None,
     disk: CacheDisk | None,
 ) -> Cast:
-    store = CacheStoreCore(cache_policy(config, facts), clock=clock)
+    memory = MemoryEnforcerActor(
+        facts,
+        config.memory,
+        config.memory_limit_bytes,
+        inbox=config.inbox,
+        clock=clock,
+        footprint=footprint,
+    )
+    pages_bytes = pages_budget_bytes(config.prefix_cache_bytes, memory.limits.admission_bytes, memory.base_bytes)
+    store = CacheStoreCore(cache_policy(config, facts, pages_bytes), clock=clock)
+    ledgers = _ledgers(config, facts, memory, store.tree.budget_bytes)
     page_tokens = config.page_tokens if store.tree.budget_bytes else 0
     keep = KeepRules(
         page_tokens,
@@ -265,29 +328,32 @@ def _cast(
     )
     gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
     policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
-    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock)
+    chunks = None if facts.kv is None else ChunkMemory(facts.kv)
+    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock, memory=chunks)
+    guard = None if ledgers is None else MemoryGuard(ledgers(), _device_line(facts, memory))
     pages_of_output = 0 if facts.checkpoints else page_tokens  # a finished row's state is not at a known token
-    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=pages_of_output, clock=clock)
+    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=pages_of_output, clock=clock, guard=guard)
+    admission = AdmissionCore(gates, clock=clock, ledger=None if ledgers is None else ledgers())
     inbox = config.inbox
     return Cast(
-        admission=AdmissionActor(AdmissionCore(gates, clock=clock), inbox=inbox, clock=clock),
+        admission=AdmissionActor(admission, inbox=inbox, clock=clock),
         prefill=PrefillActor(prefill, inbox=inbox, clock=clock),
         decode=DecodeActor(decode, inbox=inbox, clock=clock),
         executor=ExecutorActor(engine, thread, inbox=inbox, clock=clock),
         cache_store=CacheStoreActor(store, inbox=inbox, clock=clock, disk=disk),
-        memory_enforcer=MemoryEnforcerActor(config.memory_limit_bytes, inbox=inbox, clock=clock, footprint=footprint),
+        memory_enforcer=memory,
     )
 
 
-def cache_policy(config: RuntimeConfig, facts: EngineFacts) -> CachePolicy:
-    """The cache's settings for a model; one whose caches have no stored form gets no cache."""
+def cache_policy(config: RuntimeConfig, facts: EngineFacts, budget_bytes: int) -> CachePolicy:
+    """The cache's settings for a model, with what memory leaves it; one whose caches cannot be stored gets no cache."""
     worth = facts.cache_reason is None and (facts.page_bytes > 0 or facts.checkpoints)
     if facts.cache_reason is not None:
         logger.info("prefix cache: off, %s", facts.cache_reason)
     return CachePolicy(
         page_tokens=config.page_tokens,
         page_bytes=facts.page_bytes,
-        budget_bytes=config.prefix_cache_bytes if worth else 0,
+        budget_bytes=budget_bytes if worth else 0,
         checkpoints=facts.checkpoints,
         checkpoint_bytes=facts.checkpoint_bytes,
         spill=config.cache_spill,
@@ -295,6 +361,27 @@ def cache_policy(config: RuntimeConfig, facts: EngineFacts) -> CachePolicy:
         restore_timeout_s=config.cache_restore_timeout_s,
         max_stores=config.cache_max_stores,
     )
+
+
+def _ledgers(
+    config: RuntimeConfig, facts: EngineFacts, memory: MemoryEnforcerActor, pages_bytes: int
+) -> Callable[[], MemoryLedger] | None:
+    """Makes an actor's own ledger; None when the model's layout is not known."""
+    kv = facts.kv
+    if kv is None:
+        return None
+    return lambda: MemoryLedger(
+        kv,
+        base_bytes=memory.base_bytes,
+        pages_bytes=pages_bytes,
+        line_bytes=memory.limits.admission_bytes,
+        chunk_tokens=config.prefill_chunk_tokens,
+    )
+
+
+def _device_line(facts: EngineFacts, memory: MemoryEnforcerActor) -> int:
+    """Where decode puts rows back, in bytes that MLX counts: what else the process holds is not among them."""
+    return memory.limits.preempt_bytes - (memory.base_bytes - facts.base_bytes)
 
 
 def _connect(cast: Cast) -> None:
@@ -306,4 +393,5 @@ def _connect(cast: Cast) -> None:
     decode.executor, decode.cache_store = executor.ref, cache_store.ref
     executor.decode, executor.cache_store, executor.memory_enforcer = decode.ref, cache_store.ref, memory.ref
     cache_store.prefill, cache_store.executor = prefill.ref, executor.ref
-    memory.admission, memory.cache_store, memory.executor = admission.ref, cache_store.ref, executor.ref
+    memory.admission, memory.cache_store = admission.ref, cache_store.ref
+    memory.decode, memory.executor = decode.ref, executor.ref

@@ -13,7 +13,7 @@ from .middleware import around, decorate
 from .openapi import DOCUMENT, document, show_docs, show_document
 from .routes_chat import chat_completions
 from .routes_completions import completions
-from .routes_health import live, metrics, ready
+from .routes_health import live, metrics, ready, status
 from .routes_messages import count_tokens, messages
 from .routes_models import cancel_request, list_models, show_model
 from .routes_responses import delete_response, responses, show_response
@@ -45,6 +45,7 @@ def create_app(
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{id:.+}", show_model)
     app.router.add_delete("/v1/requests/{id}", cancel_request)
+    app.router.add_get("/v1/troupe/status", status)
     app.router.add_get("/livez", live)
     app.router.add_get("/readyz", ready)
     app.router.add_get("/metrics", metrics)

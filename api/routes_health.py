@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics`."""
+"""`/livez`, `/readyz`, `/metrics` and `/v1/troupe/status`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ async def ready(request: web.Request) -> web.Response:
         status=200 if readiness.ready else 503,
         content_type="application/json",
         headers=headers,
+    )
+
+
+async def status(request: web.Request) -> web.Response:
+    """Queues, memory and counters, for an operator."""
+    return web.Response(
+        body=msgspec.json.encode(request.app[CONTEXT].service.status()),
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
     )
 
 

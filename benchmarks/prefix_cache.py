@@ -50,7 +50,7 @@ async def first_token_s(runtime: Runtime, tokens: list[int], *, cache: bool = Tr
 
 async def settled(runtime: Runtime) -> Any:
     """The cache's core, when nothing is under way."""
-    core = runtime._troupe.cast.cache_store.core  # type: ignore[union-attr]
+    core = runtime._supervisor.troupe.cast.cache_store.core  # type: ignore[union-attr]
     while not core.idle:  # noqa: ASYNC110 - a benchmark looks in from outside
         await asyncio.sleep(0.01)
     return core
@@ -115,7 +115,7 @@ async def visits(runtime: Runtime, mode: list[str]) -> None:
             for page_id in found.pages:
                 core.tree.lose_disk(core.tree.page(page_id))
             core.spill.stored(found.pages)
-            runtime._troupe.cast.cache_store.ref.tell(Tick())  # type: ignore[union-attr]
+            runtime._supervisor.troupe.cast.cache_store.ref.tell(Tick())  # type: ignore[union-attr]
             await settled(runtime)
         number += 1
         await asyncio.sleep(max(0.0, VISIT_S - (time.perf_counter() - began_s)))

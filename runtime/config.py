@@ -40,8 +40,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: keeps the prefixes of this runtime apart, besides what requests bring.
         warm_prompts: file of prefixes to compute at start, one JSON value a line: a string, a list of token ids, or
             {"messages": [...]}; empty is none.
-        memory_limit_bytes: hard stop of admissions; None is a share of the machine's memory.
+        memory: how much of the machine may be used: 70, 80 or 90 %.
+        memory_limit_bytes: most that this process may use; None leaves that to `memory`.
         step_timeout_s: a step older than this turns readiness red.
+        hang_timeout_s: a step older than this is given up: requests end with an error and the engine is started anew.
+        restart_limit: how often within ten minutes a failed engine is started anew; 0 is never.
         drain_timeout_s: how long a stop waits for running requests.
         queue_timeout_s: longest a request waits for admission; None is for ever.
         text_threads: tokenizer threads.
@@ -75,8 +78,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_flush_timeout_s: Seconds = 20.0
     cache_salt: str = ""
     warm_prompts: str = ""
+    memory: Literal["safe", "balanced", "aggressive"] = "balanced"
     memory_limit_bytes: Count | None = None
     step_timeout_s: Seconds = 60.0
+    hang_timeout_s: Seconds = 180.0
+    restart_limit: NotNegative = 3
     drain_timeout_s: Seconds = 30.0
     queue_timeout_s: Seconds | None = None
     text_threads: Count = 2

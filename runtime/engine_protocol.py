@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
+from .kv_estimate import KVLayout
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,6 +35,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
         overlap_reason: why, in words for the log.
         layout: "batched" or "row-by-row", with the reason after a colon.
         prefill_token_s: seconds a prompt token, measured at start at depth 0.
+        kv: how rows lie on the device; None when that is not known, and memory is then only watched.
+        base_bytes: device memory in use before the first row.
+        device_bytes: what the device recommends to use at most; 0 when it does not say.
+        unified: whether device and programs share one memory.
     """
 
     vocab_size: int
@@ -45,6 +51,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     overlap_reason: str = ""
     layout: str = "batched"
     prefill_token_s: float = 0.0
+    kv: KVLayout | None = None
+    base_bytes: int = 0
+    device_bytes: int = 0
+    unified: bool = True
 
 
 StepMessage: TypeAlias = "StepResult | ChunksResult | RowsFailed"
@@ -82,6 +92,10 @@ class Engine(Protocol):
 
     def sample_memory(self, *, clear_pool: bool) -> MemorySample:
         """Read the counters, after emptying the buffer pool when asked."""
+        ...
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """Have the allocator give back its pool before it takes more than so many bytes; `close` undoes it."""
         ...
 
     def close(self) -> None:

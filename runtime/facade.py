@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
-import sys
 import uuid
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,14 +34,13 @@ from .errors import (
 from .event_stream import EventStream
 from .events import Failed, Finished, ReasoningDelta, TextDelta, ToolCallDelta
 from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation, ToolCall
-from .loading import load_engine, on_thread
 from .metrics import RuntimeMetrics
-from .mlx_thread import MlxThread, ThreadEnded
 from .output.events import EventSplitter
-from .prefix_cache import cache_folder, cache_root, namespace, read_warm_prompts
+from .prefix_cache import namespace, read_warm_prompts
 from .request import Request
 from .sampling_params import check_token_ids
-from .service import Readiness, Statistics
+from .service import Readiness, Statistics, Status
+from .supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from ..actors.cache_disk import ThreadedDisk
     from ..actors.troupe import Troupe
     from .clock import Clock
     from .events import Event, Usage
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-THREAD_STOP_S = 30.0
-CANCEL_GRACE_S = 5.0
 CACHE_OPEN_S = 10.0
 """A disk that is slower to say what it holds says it while requests are served."""
 
@@ -108,38 +104,35 @@ class Runtime:
     ) -> None:
         self.config = msgspec.structs.replace(config or RuntimeConfig(), **settings)
         self._clock: Clock = clock or MonotonicClock()
-        self._progress = progress
-        self._stack = AsyncExitStack()
-        self._loaded: LoadedEngine | None = None
-        self._troupe: Troupe | None = None
+        self._supervisor = Supervisor(self.config, self._clock, progress=progress, on_failure=self._fail)
         self._group: TaskGroup | None = None
         self._metrics: RuntimeMetrics | None = None
         self._live: dict[int, Request] = {}
         self._finished: dict[str, int] = {}
         self._next_row = 0
         self._draining = False
-        self._failure: str | None = None
         self._random = random.SystemRandom()
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Runtime:
-        began_s = self._clock.now()
+        supervisor = self._supervisor
+        await supervisor.load()
+        assert supervisor.loaded is not None
         try:
-            troupe = await self._load()
             group = anyio.create_task_group()
             await group.__aenter__()
         except BaseException:
-            await self._free()
+            await supervisor.free()
             raise
         self._group = group
-        await group.start(troupe.run)
-        self._troupe = troupe
-        if self._metrics is not None:
-            self._metrics.loaded(self._clock.now() - began_s)
+        self._metrics = RuntimeMetrics(supervisor.loaded.info.name, self.statistics)
+        await group.start(supervisor.serve)
+        self._metrics.loaded(supervisor.load_s)
         try:
             with anyio.move_on_after(CACHE_OPEN_S):
-                await troupe.cache_opened()
+                if supervisor.troupe is not None:
+                    await supervisor.troupe.cache_opened()
             await self._warm()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -158,55 +151,15 @@ class Runtime:
                 group.cancel_scope.cancel()
                 await group.__aexit__(None, None, None)
         finally:
-            self._troupe = None
-            await self._free()
+            await self._supervisor.free()
 
     async def _flush(self) -> None:
         """Let the prefix cache finish its writing, for a while."""
-        if self._troupe is None or not self.config.cache_disk_bytes:
+        troupe = self._supervisor.troupe
+        if troupe is None or not self.config.cache_disk_bytes:
             return
         with anyio.move_on_after(self.config.cache_flush_timeout_s, shield=True):
-            await self._troupe.flush_cache()
-
-    async def _free(self) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._stack.aclose()
-
-    async def _load(self) -> Troupe:
-        from ..actors.troupe import Troupe
-
-        thread = MlxThread(f"mlx-{self.config.model or 'default'}")
-        self._stack.push_async_callback(_stop_thread, thread)
-        loaded = await load_engine(self.config, self._clock, thread, progress=self._progress)
-        self._stack.push_async_callback(_free, loaded)
-        self._loaded = loaded
-        self._metrics = RuntimeMetrics(loaded.info.name, self.statistics)
-        troupe = Troupe(
-            self.config,
-            loaded.facts,
-            loaded.engine,
-            thread,
-            clock=self._clock,
-            on_failure=self._fail,
-            disk=self._disk(loaded),
-        )
-        thread.on_death = troupe.thread_died
-        return troupe
-
-    def _disk(self, loaded: LoadedEngine) -> ThreadedDisk | None:
-        """The prefix cache's disk, if it may have one; its thread ends after the troupe."""
-        from ..actors.cache_disk import ThreadedDisk
-        from .disk import DiskTier
-
-        if not (self.config.cache_disk_bytes and self.config.prefix_cache_bytes) or loaded.facts.cache_reason:
-            return None
-        root = cache_root(self.config, loaded)
-        tier = DiskTier(cache_folder(self.config.cache_dir), root, self.config.cache_disk_bytes, about=loaded.info.name)
-        thread = MlxThread("prefix-cache-disk")
-        disk = ThreadedDisk(tier, thread)
-        self._stack.push_async_callback(_stop_thread, thread)
-        self._stack.callback(disk.close)
-        return disk
+            await troupe.flush_cache()
 
     async def _warm(self) -> None:
         """Compute the prefixes of the warm-up file, one after the other."""
@@ -217,10 +170,9 @@ class Runtime:
             await self.complete(generation)
         logger.info("prefix cache: %d prefixes warm", len(prefixes))
 
-    def _fail(self, error: BaseException) -> None:
-        """An actor or the MLX thread died: no request can be served any more."""
-        self._failure = str(error)
-        self._end_all(ActorDied(f"the engine failed: {error}; restart the server"))
+    def _fail(self, error: TroupeError) -> None:
+        """An actor or the MLX thread died: what is alive ends here; the supervisor sees to the rest."""
+        self._end_all(ActorDied(f"the engine failed: {error}; it is being started anew, try again"))
 
     def _end_all(self, error: TroupeError) -> None:
         for request in list(self._live.values()):
@@ -229,10 +181,11 @@ class Runtime:
     async def drain(self, timeout_s: float) -> None:
         """See `Service.drain`."""
         self._draining = True
-        if self._troupe is None or self._failure is not None:
+        troupe = self._supervisor.troupe
+        if troupe is None or troupe.failure is not None:
             return
-        with anyio.move_on_after(timeout_s):
-            await self._troupe.drain()
+        with anyio.move_on_after(timeout_s), contextlib.suppress(NotReady):
+            await troupe.drain()
         if not self._live:
             return
         late = {request.request_id for request in self._live.values()}
@@ -273,8 +226,8 @@ class Runtime:
 
     def cancel(self, request_id: str) -> None:
         """See `Service.cancel`."""
-        if self._troupe is not None:
-            self._troupe.cancel(request_id)
+        if self._supervisor.troupe is not None:
+            self._supervisor.troupe.cancel(request_id)
 
     async def _submit(self, generation: Generation) -> tuple[list[Request], EventStream, Prepared]:
         loaded, troupe = self._require()
@@ -283,7 +236,7 @@ class Runtime:
         generation.sampling.check(loaded.facts.vocab_size)
         check_token_ids(generation.stop_token_ids, loaded.input_ids, "stop_token_ids")
         prompt = await self._prompt(generation, loaded)
-        max_tokens = self._max_tokens(generation, len(prompt), loaded)
+        max_tokens = self._max_tokens(generation, len(prompt), loaded, troupe)
         prepared = await loaded.outputs.prepare(generation, prompt)
         events = EventStream(choices=generation.n, bound=self.config.event_buffer)
         rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s, prepared)
@@ -292,10 +245,14 @@ class Runtime:
         return rows, events, prepared
 
     def _require(self) -> tuple[LoadedEngine, Troupe]:
-        readiness = self.readiness()
-        if self._loaded is None or self._troupe is None or not (readiness.ready or readiness.reason == "stalled"):
-            raise NotReady(f"the model is not being served: {readiness.reason} {readiness.detail}".rstrip())
-        return self._loaded, self._troupe
+        supervisor, readiness = self._supervisor, self.readiness()
+        serving = readiness.ready or readiness.reason == "stalled"
+        if supervisor.loaded is None or supervisor.troupe is None or not serving:
+            raise NotReady(
+                f"the model is not being served: {readiness.reason} {readiness.detail}".rstrip(),
+                retry_after_s=max(1.0, math.ceil(supervisor.load_s)),
+            )
+        return supervisor.loaded, supervisor.troupe
 
     async def _prompt(self, generation: Generation, loaded: LoadedEngine) -> list[int]:
         if generation.tokens is not None:
@@ -316,7 +273,7 @@ class Runtime:
         check_token_ids(prompt, loaded.input_ids, name)
         return prompt
 
-    def _max_tokens(self, generation: Generation, prompt_tokens: int, loaded: LoadedEngine) -> int:
+    def _max_tokens(self, generation: Generation, prompt_tokens: int, loaded: LoadedEngine, troupe: Troupe) -> int:
         room = loaded.facts.context_length - prompt_tokens
         wanted = generation.max_tokens
         if room < 1 or (wanted is not None and wanted > room):
@@ -326,8 +283,11 @@ class Runtime:
                 f"prompt{asked}. Shorten one of them.",
                 param="messages" if generation.messages is not None else "prompt",
             )
+        troupe.check_memory(prompt_tokens + (wanted or 1), "prompt" if generation.messages is None else "messages")
         if wanted is not None:
             return wanted
+        if troupe.row_limit_tokens is not None:
+            room = min(room, troupe.row_limit_tokens - prompt_tokens)
         return min(room, self.config.max_tokens_default or room)
 
     def _rows(
@@ -391,14 +351,15 @@ class Runtime:
     @property
     def model(self) -> ModelInfo:
         """See `Service.model`."""
-        if self._loaded is None:
+        return self._require_loaded().info
+
+    def _require_loaded(self) -> LoadedEngine:
+        if self._supervisor.loaded is None:
             raise NotReady("the model is still loading; ask /readyz")
-        return self._loaded.info
+        return self._supervisor.loaded
 
     def _text(self) -> TextService:
-        if self._loaded is None:
-            raise NotReady("the model is still loading; ask /readyz")
-        return self._loaded.text
+        return self._require_loaded().text
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `Service.tokenize`."""
@@ -418,24 +379,47 @@ class Runtime:
 
     def readiness(self) -> Readiness:
         """See `Service.readiness`."""
-        if self._failure is not None:
-            return Readiness(False, "failed", self._failure)
+        supervisor = self._supervisor
+        if supervisor.failure is not None:
+            return Readiness(False, "failed", supervisor.failure)
         if self._draining:
             return Readiness(False, "draining")
-        if self._troupe is None:
-            return Readiness(False, "loading")
-        age_s = self._troupe.last_step_age_s
+        troupe = supervisor.troupe
+        if troupe is None or troupe.failure is not None:
+            trouble = supervisor.trouble or (None if troupe is None else str(troupe.failure))
+            return Readiness(False, "loading") if trouble is None else Readiness(False, "restarting", trouble)
+        age_s = troupe.last_step_age_s
         if age_s is not None and age_s > self.config.step_timeout_s:
             return Readiness(False, "stalled", f"a step has run for {age_s:.0f} s")
         return Readiness(True)
 
     def statistics(self) -> Statistics:
         """See `Service.statistics`."""
-        if self._troupe is None:
+        supervisor = self._supervisor
+        if supervisor.troupe is None:
             return Statistics(
-                running=0, prefilling=0, waiting=0, steps=0, prompt_tokens=0, completion_tokens=0, finished={}
+                running=0,
+                prefilling=0,
+                waiting=0,
+                steps=0,
+                prompt_tokens=0,
+                completion_tokens=0,
+                finished=dict(self._finished),
+                restarts=supervisor.restarts,
             )
-        return msgspec.structs.replace(self._troupe.statistics(), finished=dict(self._finished))
+        return msgspec.structs.replace(
+            supervisor.troupe.statistics(), finished=dict(self._finished), restarts=supervisor.restarts
+        )
+
+    def status(self) -> Status:
+        """See `Service.status`."""
+        supervisor = self._supervisor
+        return Status(
+            model="" if supervisor.loaded is None else supervisor.loaded.info.name,
+            readiness=self.readiness(),
+            statistics=self.statistics(),
+            memory=None if supervisor.troupe is None else supervisor.troupe.memory(),
+        )
 
     def metrics(self) -> bytes:
         """See `Service.metrics`."""
@@ -519,27 +503,3 @@ def _total(choices: tuple[Choice, ...]) -> Usage:
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         decode_s=max(usage.decode_s for usage in usages),
     )
-
-
-async def _free(loaded: LoadedEngine) -> None:
-    """Free the engine's arrays on their own thread, and the tokenizer threads."""
-    if loaded.thread.alive:
-        with anyio.move_on_after(THREAD_STOP_S):
-            with contextlib.suppress(ThreadEnded):
-                await on_thread(loaded.thread, loaded.engine.close)
-    await anyio.to_thread.run_sync(loaded.text.close)
-    await anyio.to_thread.run_sync(loaded.outputs.close)
-
-
-async def _stop_thread(thread: MlxThread) -> None:
-    """End an MLX thread; its streams go first, or MLX may abort the process at exit."""
-    with contextlib.suppress(ThreadEnded):
-        thread.submit(_clear_streams)
-    await anyio.to_thread.run_sync(lambda: thread.close(THREAD_STOP_S))
-
-
-def _clear_streams() -> None:
-    if "mlx.core" in sys.modules:
-        from .engine.device import clear_streams
-
-        clear_streams()

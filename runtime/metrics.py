@@ -136,12 +136,21 @@ class RuntimeMetrics(Collector):
         counters = {
             "generation_tokens": now.completion_tokens,
             "engine_steps": now.steps,
+            "engine_restarts": now.restarts,
+            "requests_requeued": now.requeued,
+            "requests_preempted": now.preempted,
             "prefix_cache_queries": now.cache.queried_tokens,
             "prefix_cache_hits": now.cache.hit_tokens,
         }
         for name, value in counters.items():
             yield self._family(CounterMetricFamily, name, value)
         yield self.gaps.family()
+        holds = CounterMetricFamily(
+            PREFIX + "admission_holds", "How often the head of the queue was held.", labels=["model_name", "reason"]
+        )
+        for reason, count in now.holds.items():
+            holds.add_metric([self._model, reason], count)
+        yield holds
         yield from cache_families(now.cache, PREFIX, self._model)
         yield from self._actors(now)
 

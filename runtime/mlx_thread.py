@@ -34,6 +34,7 @@ class MlxThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.on_death = on_death
         self._ended = False
+        self._abandoned = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -56,9 +57,17 @@ class MlxThread:
         """Run what is queued, end, and join. False when it did not end in time (a stuck device)."""
         if not self._ended:
             self._jobs.put(None)
+        if self._abandoned:
+            return not self._thread.is_alive()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Take no more jobs and never wait for the one that hangs: a thread cannot be ended from outside."""
+        self._abandoned = self._ended = True
+        self.on_death = None
+        self._jobs.put(None)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -1,8 +1,11 @@
 """A request inside the runtime and its life cycle.
 
 `Queued -> Admitted -> Restoring? -> Prefilling -> Running -> Finished`. One transition table, one checked `move`;
-Finished is terminal. A request is owned by one actor at a time: the one its state names (admission, prefill,
-prefill, prefill, decode); only the owner changes it.
+Finished is terminal. A request that was preempted, or whose forward failed, goes back to Queued and later recomputes
+its prompt and the output it has, whose tokens and text its listener keeps.
+
+A request is owned by one actor at a time: the one its state names (admission, prefill, prefill, prefill, decode); only
+the owner changes it.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.ADMITTED, State.FINISHED}),
     State.ADMITTED: frozenset({State.RESTORING, State.PREFILLING, State.FINISHED}),
     State.RESTORING: frozenset({State.PREFILLING, State.FINISHED}),
-    State.PREFILLING: frozenset({State.RUNNING, State.FINISHED}),
-    State.RUNNING: frozenset({State.FINISHED}),
+    State.PREFILLING: frozenset({State.RUNNING, State.QUEUED, State.FINISHED}),
+    State.RUNNING: frozenset({State.QUEUED, State.FINISHED}),
     State.FINISHED: frozenset(),
 }
 
@@ -82,6 +85,9 @@ class Request:
         turn_start: where the generation prompt begins; None when that is not known.
         reasoning: ids that open reasoning which the next turn's template drops; an output that begins with them, or
             goes on from a prompt that ends with them, is not worth keeping. Empty when it drops nothing.
+        resumed: output tokens that it had when it was last sent back; prefill computes them with the prompt.
+        returns: how often it was sent back to the queue.
+        faults: how often that was because a forward with it failed.
     """
 
     __slots__ = (
@@ -93,6 +99,7 @@ class Request:
         "constraint",
         "deadline_s",
         "events",
+        "faults",
         "finish_reason",
         "first_token_s",
         "finished_s",
@@ -109,6 +116,8 @@ class Request:
         "prompt",
         "reasoning",
         "request_id",
+        "resumed",
+        "returns",
         "row",
         "running_s",
         "sampling",
@@ -162,6 +171,9 @@ class Request:
         self.events = events
         self.computed = 0
         self.cached = 0
+        self.resumed = 0
+        self.returns = 0
+        self.faults = 0
         self.leader = row if leader is None else leader
         self.deadline_s = deadline_s
         self.priority = priority
@@ -192,8 +204,30 @@ class Request:
 
     @property
     def prefill_target(self) -> int:
-        """Prompt tokens that prefill computes: all but the last, which joins as a decode row."""
-        return len(self.prompt) - 1
+        """Tokens that prefill computes: all of `known_tokens` but the last, which joins as a decode row."""
+        return len(self.prompt) + self.resumed - 1
+
+    @property
+    def known_tokens(self) -> list[int]:
+        """The prompt, and the output that a row sent back had by then."""
+        return self.prompt + self.output[: self.resumed] if self.resumed else self.prompt
+
+    @property
+    def may_return(self) -> bool:
+        """Whether it can be sent back: a constraint has seen tokens that were never read and cannot unsee them."""
+        return self.constraint is None and not self.finished
+
+    def send_back(self, *, leader: int) -> None:
+        """Return to the queue with the output it has. Raises IllegalTransition for one that is not at work.
+
+        Args:
+            leader: row under which its prompt and output will be computed.
+        """
+        self.move(State.QUEUED)
+        self.resumed = len(self.output)
+        self.returns += 1
+        self.computed = 0
+        self.leader = leader
 
     def move(self, to: State) -> None:
         """Change state along the table, or raise IllegalTransition."""

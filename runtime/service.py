@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Whether new requests are served; `reason` says why not: "loading", "draining", "stalled" or "failed"."""
+    """Whether new requests are served; `reason` says why not: "loading", "restarting", "draining", "stalled" or
+    "failed" (for good)."""
 
     ready: bool
     reason: str = ""
@@ -76,7 +77,14 @@ class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a runtime."""
+    """A snapshot of a runtime.
+
+    Attributes:
+        requeued: rows sent back to the queue, after a fault or for memory.
+        preempted: of these, for memory.
+        restarts: how often the engine was started anew.
+        holds: how often the head of the queue was held, by reason.
+    """
 
     running: int
     prefilling: int
@@ -90,7 +98,61 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     memory_pool_bytes: int = 0
     memory_peak_bytes: int = 0
     last_step_age_s: float | None = None
+    requeued: int = 0
+    preempted: int = 0
+    restarts: int = 0
+    holds: dict[str, int] = {}
     actors: dict[str, ActorStatistics] = {}
+
+
+class MemoryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory, in bytes: what is used and where the lines are.
+
+    Attributes:
+        active_bytes, pool_bytes, peak_bytes: MLX's counters as last read.
+        sample_age_s: how long ago that was.
+        footprint_bytes: the process.
+        base_bytes: what counted against the lines before anybody was served.
+        admission_bytes: what admitted work may be planned to use.
+        dynamic_bytes: above it admissions are held; moves with what other programs leave.
+        preempt_bytes: above it the youngest row is put back to the queue.
+        abort_bytes: the ceiling that does not move.
+        binding: what sets the dynamic line.
+        remedy: what to do about it.
+        row_limit_tokens: the longest row that memory can serve; None when it is no bound, or not known.
+        guarded: whether rows are planned by the model's layout; else memory is only watched.
+    """
+
+    active_bytes: int
+    pool_bytes: int
+    peak_bytes: int
+    sample_age_s: float
+    footprint_bytes: int
+    base_bytes: int
+    admission_bytes: int
+    dynamic_bytes: int
+    preempt_bytes: int
+    abort_bytes: int
+    binding: str
+    remedy: str
+    row_limit_tokens: int | None
+    guarded: bool
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an operator may want to know of one runtime, made anew at each call.
+
+    Attributes:
+        model: the served model's name; empty while there is none.
+        readiness: whether new requests are served.
+        statistics: counters and queues.
+        memory: None while nothing is served.
+    """
+
+    model: str
+    readiness: Readiness
+    statistics: Statistics
+    memory: MemoryStatus | None
 
 
 class EventSource(Protocol):
@@ -159,6 +221,10 @@ class Service(Protocol):
 
     def statistics(self) -> Statistics:
         """A snapshot; cheap."""
+        ...
+
+    def status(self) -> Status:
+        """All of it for an operator; cheap."""
         ...
 
     def metrics(self) -> bytes:

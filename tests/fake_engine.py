@@ -26,6 +26,8 @@ from tests.actors.oracle import Costs, Faults, ProtocolError, check, mix, oracle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.actors.device import Device
+
 __all__ = ["Costs", "FakeEngine", "Faults", "ProtocolError", "oracle"]
 
 
@@ -73,6 +75,7 @@ class FakeEngine:
         self.computed_tokens = 0
         self.memory = MemorySample(0, 0, 0, 0.0)
         self.pool_clears = 0
+        self.device: Device | None = None
         self._record = record
         self._step = 0
         self._failed: set[int] = set()
@@ -107,6 +110,8 @@ class FakeEngine:
             check(row in self._ever_staged, f"row {row} was discarded but never staged")
             self._ever_staged.remove(row)
             self.staged.pop(row, None)
+        if self.device is not None:
+            self.device.settle(self)
         result = self._launch(plan, emit)
         previous, self._outstanding = self._outstanding, result
         self._commit(previous, emit)
@@ -129,6 +134,16 @@ class FakeEngine:
             self._failed.add(row)
         if failing:
             emit(RowsFailed(plan.step, failing, "RuntimeError: injected"))
+        if self._shaken(plan):
+            self._commit_outstanding(emit)
+            emit(RowsFailed(plan.step, plan.rows, "RuntimeError: injected", self.faults.kind))
+            self._failed.update(self.rows)
+            self.rows.clear()
+            return None
+        for row in [row for row in self.rows if self.faults.strikes(self.faults.bad_state, row)]:
+            del self.rows[row]
+            self._failed.add(row)
+            emit(RowsFailed(plan.step, (row,), "not finite", "state"))
         self._spend(self.costs.step_s + self.costs.row_s * len(plan.rows))
         tokens = tuple([self._next(row) for row in plan.rows])
         if not any(row in self.rows for row in plan.rows):
@@ -139,7 +154,17 @@ class FakeEngine:
             for row, token in zip(plan.rows, tokens, strict=True)
             if row in self.rows and self.rows[row].join.sampling.top_logprobs is not None
         }
-        return StepResult(plan.step, tokens, logprobs, self.costs.step_s + self.costs.row_s * len(plan.rows))
+        active = 0 if self.device is None else self.device.step(self)
+        return StepResult(plan.step, tokens, logprobs, self.costs.step_s + self.costs.row_s * len(plan.rows), active)
+
+    def _shaken(self, plan: StepPlan) -> bool:
+        poisoned = [row for row in plan.rows if row in self.rows and self.faults.strikes(self.faults.poison, row)]
+        shaken = plan.step in self.faults.shaken_steps
+        return bool(self.rows) and (shaken or bool(poisoned))
+
+    def _commit_outstanding(self, emit: Callable[[StepMessage], None]) -> None:
+        result, self._outstanding = self._outstanding, None
+        self._commit(result, emit)
 
     def _next(self, number: int) -> int:
         row = self.rows.get(number)
@@ -167,7 +192,9 @@ class FakeEngine:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _join(self, plan: StepPlan, join: JoinRow, emit: Callable[[StepMessage], None]) -> None:
-        check(join.row not in self.rows and join.row not in self._gone, f"row {join.row} joined twice")
+        check(join.row not in self.rows, f"row {join.row} joined twice")
+        self._gone.discard(join.row)
+        self._failed.discard(join.row)
         check(join.row in plan.rows, f"row {join.row} joins a plan that does not name it")
         kv = self.staged.get(join.source, [])
         check(join.staged_tokens == 0 or join.source in self.staged, f"row {join.source} has no staged KV")
@@ -203,6 +230,10 @@ class FakeEngine:
         self._ever_staged.add(chunk.row)
         seconds = self.costs.chunk(len(chunk.tokens), chunk.start)
         self._spend(seconds)
+        transient = 0 if self.device is None else self.device.chunk(self, len(chunk.tokens), chunk.start)
+        if self.faults.strikes(self.faults.bad_chunks, chunk.row):
+            self.staged.pop(chunk.row, None)
+            return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected", fault="state")
         if chunk.row in self.faults.chunk_rows:
             self.staged.pop(chunk.row, None)
             return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected")
@@ -217,7 +248,7 @@ class FakeEngine:
         kv.extend(chunk.tokens)
         self.computed_tokens += len(chunk.tokens)
         self._put_aside(chunk.row, kv, chunk.stash)
-        return ChunkOutcome(chunk.row, seconds)
+        return ChunkOutcome(chunk.row, seconds, transient_bytes=transient)
 
     def _restored(self, chunk: Chunk) -> list[int] | None:
         check(bool(chunk.restore_pages) == bool(chunk.restore_tokens), "pages without tokens, or the reverse")
@@ -277,7 +308,13 @@ class FakeEngine:
     def sample_memory(self, *, clear_pool: bool) -> MemorySample:
         """See `Engine.sample_memory`."""
         self.pool_clears += clear_pool
+        if self.device is not None:
+            return MemorySample(self.device.active_bytes(self), 0, self.device.peak_bytes, self.clock.now())
         return self.memory
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """See `Engine.set_memory_limit`."""
+        self.memory_limit_bytes = limit_bytes
 
     def close(self) -> None:
         """See `Engine.close`."""

@@ -6,9 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import msgspec
 
 from ..engine_protocol import EngineFacts
+from .device import device_memory
 from .engine import MlxEngine
+from .footprint import kv_layout
 from .kernels import ragged_attention
 from .kv.pages import checkpoint_bytes, form_of, has_state, token_bytes, unstorable
 from .kv.staged import StagedRow
@@ -56,8 +59,11 @@ def build_engine(
         overlap_reason=overlap.reason,
         layout=layout.describe(),
         prefill_token_s=seconds,
+        kv=kv_layout(model, layout.shapes, config.length_classes),
+        **device_memory(),
     )
     mx.clear_cache()
+    facts = msgspec.structs.replace(facts, base_bytes=mx.get_active_memory())
     kernel = "none" if layout.kernel is None else type(layout.kernel).__name__
     logger.info("rows: %s (%s, %s; ragged kernel: %s)", facts.layout, layout.way, layout.reason, kernel)
     logger.info("overlap: %s (%s)", facts.overlap, facts.overlap_reason)

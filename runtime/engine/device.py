@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import Any, TypedDict
 
 import mlx.core as mx
+
+
+class DeviceMemory(TypedDict):
+    """See EngineFacts."""
+
+    device_bytes: int
+    unified: bool
 
 
 def backend() -> str:
@@ -30,6 +37,16 @@ def device_facts() -> dict[str, Any]:
         "pool_bytes": mx.get_cache_memory(),
         "peak_bytes": mx.get_peak_memory(),
     }
+
+
+def device_memory() -> DeviceMemory:
+    """What the device recommends to use, and whether it shares the machine's memory."""
+    kind = backend()
+    if kind == "cpu":
+        return DeviceMemory(device_bytes=0, unified=True)
+    facts = device_facts()
+    size = facts["recommended_working_set_bytes"] or facts["device_memory_bytes"]
+    return DeviceMemory(device_bytes=int(size), unified=kind == "metal")
 
 
 def donation_copies() -> bool:

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from ..faults import fault_of
 from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
 from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
-from .flight import Flight
+from .flight import Flight, marked
 from .kv.staged import StagedRow
 from .kv.together import LONGEST_TOGETHER, packs, prefill_together
 from .page_shelf import PageShelf
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     Emit = Callable[[StepMessage], None]
 
 logger = logging.getLogger(__name__)
+
+TRIM_AFTER_STEPS = 8
+LARGE_POOL_BYTES = 2 << 30
 
 
 class MlxEngine:
@@ -89,6 +93,9 @@ class MlxEngine:
         self._constraints: dict[int, Constraint] = {}
         self._staged: dict[int, StagedRow] = {}
         self.shelf = PageShelf(page_tokens, page_form)
+        self._peak_bytes = 0
+        self._old_limit_bytes: int | None = None
+        self._steps_to_trim: int | None = None
 
     # --- one plan -----------------------------------------------------------------------------------------------
 
@@ -97,6 +104,7 @@ class MlxEngine:
         if any(leave.stash for leave in plan.leaves):
             self._answer_first(emit)
         self._change_rows(plan, emit)
+        self._trim_pool()
         try:
             if plan.rows:
                 self._launch(plan, emit)
@@ -131,7 +139,7 @@ class MlxEngine:
             except Exception as error:
                 logger.exception("row %d could not join", join.row)
                 self._forget(join.row)
-                emit(RowsFailed(plan.step, (join.row,), _text(error)))
+                emit(RowsFailed(plan.step, (join.row,), _text(error), fault_of(error, "state")))
         for row in plan.discards:
             self._staged.pop(row, None)
         try:
@@ -160,7 +168,7 @@ class MlxEngine:
                 return
         elif self._sampler.waits(order):
             self._commit(emit)  # the draw will wait for this forward; what is known goes out before
-        sampled = self._sampler.sample(logits, order, allowed=allowed)
+        sampled = marked(self._sampler.sample(logits, order, allowed=allowed), logits)
         self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
         flight = Flight(plan.step, plan.rows, order, sampled, launched_s)
         if self.facts.overlap == "build":
@@ -191,7 +199,7 @@ class MlxEngine:
             return self._flight.read()
         except Exception as error:
             lost, self._flight = self._flight, None
-            emit(RowsFailed(lost.step, lost.rows, _text(error)))
+            emit(RowsFailed(lost.step, lost.rows, _text(error), fault_of(error, "step")))
             raise
 
     def _commit(self, emit: Emit) -> None:
@@ -202,10 +210,20 @@ class MlxEngine:
         now_s = self._clock.now()
         result = flight.result(tokens, now_s - max(flight.launched_s, self._committed_s))
         self._committed_s = now_s
+        self._throw_out_bad(flight, tokens, emit)
         failed = self._accept(result.tokens, flight)
         emit(result)
         for row, error in failed.items():
-            emit(RowsFailed(flight.step, (row,), _text(error), getattr(error, "code", None)))
+            emit(RowsFailed(flight.step, (row,), _text(error), code=getattr(error, "code", None)))
+
+    def _throw_out_bad(self, flight: Flight, tokens: list[int], emit: Emit) -> None:
+        """Rows whose logits were not numbers leave the batch, before anybody reads their token."""
+        bad = [row for row, token in zip(flight.order, tokens, strict=True) if token == PLACEHOLDER and row is not None]
+        present = set(self._batch.order) if bad else set()
+        for row in bad:
+            if row in present:
+                self._forget(row)
+                emit(RowsFailed(flight.step, (row,), "the logits are not finite numbers", "state"))
 
     # --- constrained rows ---------------------------------------------------------------------------------------
 
@@ -252,7 +270,7 @@ class MlxEngine:
             except Exception as error:
                 logger.warning("the constraint of row %d failed: %s", row, error)
                 self._forget(row)
-                emit(RowsFailed(plan.step, (row,), _text(error), getattr(error, "code", None)))
+                emit(RowsFailed(plan.step, (row,), _text(error), code=getattr(error, "code", None)))
         return mx.array(words)
 
     def _filled(self, constraint: Constraint) -> np.ndarray:
@@ -288,6 +306,7 @@ class MlxEngine:
         for end in leave.stash:
             self.shelf.put_aside(leave.row, end, lambda low, high: self._batch.export(leave.row, low, high))
         self._forget(leave.row)
+        self._steps_to_trim = TRIM_AFTER_STEPS
 
     def _forget(self, row: int) -> None:
         """Take a row out wherever it is; one that failed to join may be in some places only."""
@@ -311,7 +330,8 @@ class MlxEngine:
         self._tokens, self._token_order, self._fresh = mx.zeros((0,), mx.int32), [], {}
         self._constraints.clear()
         if failed := tuple(dict.fromkeys([*plan.rows, *rows])):
-            emit(RowsFailed(plan.step, failed, _text(error)))
+            emit(RowsFailed(plan.step, failed, _text(error), fault_of(error, "step")))
+        mx.clear_cache()
 
     # --- prefill ------------------------------------------------------------------------------------------------
 
@@ -350,6 +370,7 @@ class MlxEngine:
     def _run_chunk(self, chunk: Chunk, shared_s: float | None = None) -> ChunkOutcome:
         """Compute one chunk, unless that was done together with others in its `shared_s` seconds."""
         began_s = self._clock.now() - (shared_s or 0.0)
+        self._note_peak()
         try:
             staged = self._staged[chunk.row] if shared_s is not None else self._staged_for(chunk)
             if staged is None:
@@ -360,8 +381,16 @@ class MlxEngine:
         except Exception as error:
             logger.exception("a chunk of row %d failed", chunk.row)
             self._staged.pop(chunk.row, None)
-            return ChunkOutcome(chunk.row, self._clock.now() - began_s, _text(error))
-        return ChunkOutcome(chunk.row, self._clock.now() - began_s)
+            mx.clear_cache()
+            seconds = self._clock.now() - began_s
+            return ChunkOutcome(chunk.row, seconds, _text(error), fault=fault_of(error, "state"))
+        transient = max(0, mx.get_peak_memory() - mx.get_active_memory()) if shared_s is None else 0
+        return ChunkOutcome(chunk.row, self._clock.now() - began_s, transient_bytes=transient)
+
+    def _note_peak(self) -> None:
+        """Begin a new measurement of the peak, and keep the old one."""
+        self._peak_bytes = max(self._peak_bytes, mx.get_peak_memory())
+        mx.reset_peak_memory()
 
     def _extend(self, staged: StagedRow, chunk: Chunk) -> None:
         """Run the chunk's tokens, in pieces that end where it says, and put aside what it asks for."""
@@ -412,7 +441,25 @@ class MlxEngine:
         """See `Engine.sample_memory`."""
         if clear_pool:
             mx.clear_cache()
-        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), self._clock.now())
+        peak = max(self._peak_bytes, mx.get_peak_memory())
+        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), peak, self._clock.now())
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """See `Engine.set_memory_limit`."""
+        old = mx.set_memory_limit(limit_bytes)
+        if self._old_limit_bytes is None:
+            self._old_limit_bytes = old
+
+    def _trim_pool(self) -> None:
+        """Some steps after the last row left, give back a pool that has grown large; never at once, never per token."""
+        if self._steps_to_trim is None:
+            return
+        self._steps_to_trim -= 1
+        if self._steps_to_trim > 0:
+            return
+        self._steps_to_trim = None
+        if mx.get_cache_memory() > LARGE_POOL_BYTES:
+            mx.clear_cache()
 
     def close(self) -> None:
         """See `Engine.close`. Invariant `arrays_die_on_the_thread`: none is left in any attribute."""
@@ -421,6 +468,8 @@ class MlxEngine:
         self._flight = None
         del self._batch, self._new_batch, self._sampler, self._tokens, self._model
         mx.clear_cache()
+        if self._old_limit_bytes is not None:
+            mx.set_memory_limit(self._old_limit_bytes)
 
 
 def _text(error: BaseException) -> str:

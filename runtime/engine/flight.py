@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from ..events import PositionLogprobs, TokenLogprob
 from ..messages.decode import StepResult
 from ..request import PLACEHOLDER
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from .sampling import Sampled
+
+
+def marked(sampled: Sampled, logits: mx.array) -> Sampled:
+    """The sample with PLACEHOLDER where the token chosen from (places, vocabulary) logits has one that is no number.
+
+    A NaN in a row's KV makes all its logits NaN, so looking at the chosen one finds it, and costs next to nothing.
+    """
+    sound = mx.isfinite(mx.take_along_axis(logits, sampled.tokens[:, None], axis=-1)[:, 0])
+    return sampled._replace(tokens=mx.where(sound, sampled.tokens, PLACEHOLDER))
 
 
 @dataclass
@@ -49,7 +58,7 @@ class Flight:
         else:
             by_row = dict(zip(self.order, tokens, strict=True))
             ordered = tuple(by_row.get(row, PLACEHOLDER) for row in self.rows)
-        return StepResult(self.step, ordered, self._logprobs(tokens), seconds)
+        return StepResult(self.step, ordered, self._logprobs(tokens), seconds, mx.get_active_memory())
 
     def lazy(self) -> list[mx.array]:
         """Everything besides the tokens that is read at commit."""

@@ -30,10 +30,22 @@ class RowDone(msgspec.Struct, frozen=True, tag=True):
     row: int
 
 
+class Requeue(msgspec.Struct, frozen=True, tag=True):
+    """Admitted rows that were sent back: they queue again, at the place in which they came, and share one prefill."""
+
+    rows: tuple[Request, ...]
+
+
 class PauseAdmission(msgspec.Struct, frozen=True, tag=True):
     """The memory-enforcer holds new work while something runs; None lifts it."""
 
     reason: str | None
+
+
+class SetMemoryLine(msgspec.Struct, frozen=True, tag=True):
+    """What admitted work may be planned to use from now on; moves with what other programs leave."""
+
+    line_bytes: int
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -46,4 +58,4 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time has passed: look at deadlines."""
 
 
-AdmissionMessage = Submit | Cancel | RowDone | PauseAdmission | Drain | Tick
+AdmissionMessage = Submit | Cancel | RowDone | Requeue | PauseAdmission | SetMemoryLine | Drain | Tick

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..events import PositionLogprobs
+from ..faults import Fault
 from ..request import Request
 from .executor import Chunk
 
@@ -41,12 +42,14 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
         tokens: one sampled id a row, in the order of the plan's rows; PLACEHOLDER for rows that failed.
         logprobs: per row that asked.
         seconds: from the later of this step's launch and the previous commit until its tokens were read.
+        active_bytes: device memory in use then; 0 when unknown.
     """
 
     step: int
     tokens: tuple[int, ...]
     logprobs: dict[int, PositionLogprobs]
     seconds: float
+    active_bytes: int = 0
 
 
 class ChunksResult(msgspec.Struct, frozen=True, tag=True):
@@ -57,25 +60,39 @@ class ChunksResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunkOutcome(msgspec.Struct, frozen=True):
-    """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran."""
+    """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran.
+
+    `fault` says whose doing an error was, and so whether it is tried again. `transient_bytes` is the most that it took
+    beside what it left behind, 0 when unknown.
+    """
 
     row: int
     seconds: float
     error: str | None = None
     restore_missed: bool = False
+    fault: Fault = "row"
+    transient_bytes: int = 0
 
 
 class RowsFailed(msgspec.Struct, frozen=True, tag=True):
     """These rows' forward raised; they are out of the batch, others are untouched.
 
     Plans sent before this was known may still name them: their tokens are PLACEHOLDER, their leaving means nothing.
-    `code` is an error's own; None when the engine is at fault.
+    `fault` says whose doing it was, and so whether they are tried again. `code` is an error's own; None when the engine
+    is at fault.
     """
 
     step: int
     rows: tuple[int, ...]
     error: str
+    fault: Fault = "row"
     code: str | None = None
+
+
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Memory is short: send the youngest running row back to the queue, unless it is the only one."""
+
+    reason: str
 
 
 class CancelRunning(msgspec.Struct, frozen=True, tag=True):
@@ -91,4 +108,6 @@ class ExecutorDied(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-DecodeMessage = Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | ExecutorDied
+DecodeMessage = (
+    Offer | Withdraw | Ready | StepResult | ChunksResult | RowsFailed | CancelRunning | Preempt | ExecutorDied
+)

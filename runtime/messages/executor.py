@@ -127,10 +127,16 @@ class SampleMemory(msgspec.Struct, frozen=True, tag=True):
     clear_pool: bool = False
 
 
+class SetMemoryLimit(msgspec.Struct, frozen=True, tag=True):
+    """Have the allocator give back its pool before it takes more than so many bytes."""
+
+    limit_bytes: int
+
+
 class EngineRaised(msgspec.Struct, frozen=True, tag=True):
     """The engine or its thread is gone, with this error; said by the thread."""
 
     error: str
 
 
-ExecutorMessage = StepPlan | AdoptPages | DropPages | ReadPage | LoadPage | SampleMemory | EngineRaised
+ExecutorMessage = StepPlan | AdoptPages | DropPages | ReadPage | LoadPage | SampleMemory | SetMemoryLimit | EngineRaised

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
+from ..faults import Fault
 from ..request import Request
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):
-    """Rows that share one prompt, to be computed up to its last token but one."""
+    """Rows that share one prompt, to be computed up to its last token but one.
+
+    `chunk_room_bytes` is what the transient of a chunk may take from now on; None is no bound.
+    """
 
     rows: tuple[Request, ...]
+    chunk_room_bytes: int | None = None
 
 
 class Matched(msgspec.Struct, frozen=True, tag=True):
@@ -60,6 +65,8 @@ class ChunkDone(msgspec.Struct, frozen=True):
         error: None unless its forward raised.
         restore_missed: its pages were gone and nothing ran.
         dropped: decode never planned it: another Offer replaced it, or it was withdrawn.
+        fault: whose doing the error was.
+        transient_bytes: most that it took beside what it left behind; 0 when unknown.
     """
 
     row: int
@@ -69,6 +76,8 @@ class ChunkDone(msgspec.Struct, frozen=True):
     error: str | None = None
     restore_missed: bool = False
     dropped: bool = False
+    fault: Fault = "row"
+    transient_bytes: int = 0
 
 
 class CancelRows(msgspec.Struct, frozen=True, tag=True):

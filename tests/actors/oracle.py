@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mlx_troupe.runtime.faults import Fault
+
 _MASK = (1 << 64) - 1
 
 
@@ -76,9 +78,29 @@ class Costs:
 
 @dataclass
 class Faults:
-    """What goes wrong: rows whose step, join or chunk raises, and a step at which everything does."""
+    """What goes wrong: rows whose step, join or chunk raises, and a step at which everything does.
+
+    Attributes:
+        poison: rows with which every shared forward raises, and how often.
+        shaken_steps: numbers of plans whose forward raises once, whoever is in it.
+        bad_state: rows whose logits are no numbers, and how often.
+        bad_chunks: rows whose chunk raises in a way that is tried again, and how often.
+        kind: what poison and shaken steps are called.
+    """
 
     step_rows: set[int] = field(default_factory=set)
     join_rows: set[int] = field(default_factory=set)
     chunk_rows: set[int] = field(default_factory=set)
     die_at_step: int | None = None
+    poison: dict[int, int] = field(default_factory=dict)
+    shaken_steps: set[int] = field(default_factory=set)
+    bad_state: dict[int, int] = field(default_factory=dict)
+    bad_chunks: dict[int, int] = field(default_factory=dict)
+    kind: Fault = "step"
+
+    def strikes(self, faults: dict[int, int], row: int) -> bool:
+        """Whether a counted fault strikes once more."""
+        left = faults.get(row, 0)
+        if left:
+            faults[row] = left - 1
+        return left > 0

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from mlx_troupe.actors.memory_enforcer import (
-    RESUME_SHARE,
-    SAMPLE_INTERVAL_S,
-    MemoryEnforcerActor,
-    MemoryPolicy,
-)
+from mlx_troupe.actors.memory_enforcer import SAMPLE_INTERVAL_S, MemoryEnforcerActor, MemoryPolicy
+from mlx_troupe.actors.memory_limits import RESUME_SHARE, Limits, Machine
 from mlx_troupe.runtime.clock import ManualClock
-from mlx_troupe.runtime.messages.admission import PauseAdmission
+from mlx_troupe.runtime.engine_protocol import EngineFacts
+from mlx_troupe.runtime.messages.admission import PauseAdmission, SetMemoryLine
 from mlx_troupe.runtime.messages.cache_store import Reclaim
-from mlx_troupe.runtime.messages.executor import SampleMemory
+from mlx_troupe.runtime.messages.decode import Preempt
+from mlx_troupe.runtime.messages.executor import SampleMemory, SetMemoryLimit
 from mlx_troupe.runtime.messages.memory_enforcer import MemorySample, Tick
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB
+LIMITS = Limits(LIMIT, LIMIT, "memory_limit_bytes", "memory_limit_bytes")
 
 
 def sample(active: int, pool: int = 0) -> MemorySample:
@@ -38,7 +37,7 @@ def sample(active: int, pool: int = 0) -> MemorySample:
     ],
 )
 def test_decisions(active: int, pool: int, footprint: int, paused: bool, clear: bool, reclaim: int) -> None:
-    decision = MemoryPolicy(LIMIT).decide(sample(active, pool), footprint * MIB)
+    decision = MemoryPolicy(LIMITS).decide(sample(active, pool), footprint * MIB)
     assert (decision.pause is not None) == paused
     assert decision.clear_pool == clear
     assert decision.reclaim_bytes == pytest.approx(reclaim * MIB, abs=1)
@@ -47,7 +46,7 @@ def test_decisions(active: int, pool: int, footprint: int, paused: bool, clear: 
 
 
 def test_it_goes_on_only_well_below_the_limit() -> None:
-    policy = MemoryPolicy(LIMIT)
+    policy = MemoryPolicy(LIMITS)
     uses = [900, 1001, 990, 951, 949, 990, 1001]
     paused = [policy.decide(sample(use), 0).pause is not None for use in uses]
     assert paused == [False, True, True, True, False, False, True]
@@ -69,8 +68,18 @@ class Watch:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.actor = MemoryEnforcerActor(LIMIT, inbox=8, clock=self.clock, footprint=lambda: 0)
-        self.actor.admission, self.actor.cache_store, self.actor.executor = (Listener() for _ in range(3))  # type: ignore[assignment]
+        self.available_bytes = 1 << 40
+        self.actor = MemoryEnforcerActor(
+            EngineFacts(vocab_size=64, context_length=64),
+            "balanced",
+            LIMIT,
+            inbox=8,
+            clock=self.clock,
+            footprint=lambda: 0,
+            machine=lambda: Machine(total_bytes=0, available_bytes=self.available_bytes),
+        )
+        for name in ("admission", "cache_store", "decode", "executor"):
+            setattr(self.actor, name, Listener())
 
     def heard(self, name: str) -> list[Any]:
         """Take what one of them was told."""
@@ -92,7 +101,7 @@ def watch():
 
 def test_one_sample_a_second_and_none_while_one_is_out(watch: Watch) -> None:
     watch.actor.handle(Tick())
-    assert watch.heard("executor") == [SampleMemory()]
+    assert watch.heard("executor") == [SetMemoryLimit(LIMIT), SampleMemory()]
     watch.clock.advance(SAMPLE_INTERVAL_S)
     watch.actor.handle(Tick())
     assert watch.heard("executor") == [], "a busy thread is not asked twice"
@@ -124,14 +133,41 @@ def test_the_pool_is_emptied_at_once_but_not_in_a_loop(watch: Watch) -> None:
     watch.actor.handle(sample(900, pool=200))
     assert watch.heard("executor") == []
     watch.actor.handle(Tick())
-    assert watch.heard("executor") == [SampleMemory()]
+    assert watch.heard("executor") == [SetMemoryLimit(LIMIT), SampleMemory()]
     watch.actor.handle(sample(900, pool=200))
     assert watch.heard("executor") == [SampleMemory(clear_pool=True)]
 
 
+def test_what_stays_over_the_stable_line_costs_the_youngest_row(watch: Watch) -> None:
+    watch.actor.handle(sample(1100))
+    assert watch.heard("decode") == [], "prefixes are given up first"
+    watch.actor.handle(sample(1100))
+    (preempt,) = watch.heard("decode")
+    assert isinstance(preempt, Preempt)
+    assert "raise memory_limit_bytes" in preempt.reason
+    watch.actor.handle(sample(980))
+    assert watch.heard("decode") == [], "still paused, but below the line"
+
+
+def test_a_line_that_moves_is_passed_on_and_never_preempts(watch: Watch) -> None:
+    watch.actor.handle(Tick())
+    watch.actor.handle(sample(600))
+    assert watch.heard("admission") == []
+    watch.available_bytes = 500 * MIB
+    watch.clock.advance(SAMPLE_INTERVAL_S)
+    watch.actor.handle(Tick())
+    assert watch.heard("admission") == [SetMemoryLine(450 * MIB)]
+    watch.actor.handle(sample(600))
+    watch.actor.handle(sample(600))
+    (pause,) = watch.heard("admission")
+    assert "close other programs" in pause.reason
+    assert watch.heard("decode") == [], "other programs' memory ends nobody's request"
+
+
 def test_without_a_limit_it_is_a_share_of_the_machine() -> None:
-    actor = MemoryEnforcerActor(None, inbox=8, clock=ManualClock())
-    assert actor.policy.limit_bytes > MIB
-    assert actor._footprint() > MIB
+    facts = EngineFacts(vocab_size=64, context_length=64)
+    actor = MemoryEnforcerActor(facts, "safe", None, inbox=8, clock=ManualClock())
+    assert actor.limits.abort_bytes > MIB
+    assert actor.footprint_bytes > MIB
     actor._send.close()
     actor._receive.close()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_troupe.runtime.errors import InvalidRequest, Overloaded
+from mlx_troupe.runtime.messages.decode import Preempt
 from tests.actors.parts import endings, expected, make_rows
 from tests.actors.troupe import Stage, on_stage
 from tests.fake_engine import Costs
@@ -40,6 +41,8 @@ class Visit:
     leaves_after: int | None
     timeout_s: float | None
     fault: str | None
+    passing_fault: str | None
+    preempts: int
 
 
 VISIT = st.builds(
@@ -57,6 +60,8 @@ VISIT = st.builds(
     leaves_after=st.one_of(st.none(), st.none(), st.integers(0, 120)),
     timeout_s=st.one_of(st.none(), st.none(), st.floats(0.0, 3.0)),
     fault=st.sampled_from([None] * 12 + ["step_rows", "join_rows", "chunk_rows"]),
+    passing_fault=st.sampled_from([None] * 8 + ["poison", "bad_state", "bad_chunks"]),
+    preempts=st.sampled_from([0] * 5 + [1, 2]),
 )
 SETTINGS = st.fixed_dictionaries(
     {
@@ -94,6 +99,8 @@ def rows_of(visit: Visit, stage: Stage) -> tuple[Request, ...]:
     )
     if visit.fault is not None:
         getattr(stage.engine.faults, visit.fault).add(rows[0].row)
+    if visit.passing_fault is not None:
+        getattr(stage.engine.faults, visit.passing_fault)[rows[0].row] = 1
     return rows
 
 
@@ -109,6 +116,8 @@ async def play(visits: list[Visit], *, overlap: bool, **setting) -> list[tuple[R
         for visit in visits:
             await stage.turns(visit.pause)
             stage.troupe.tick()
+            for _ in range(visit.preempts):
+                stage.troupe.cast.decode.ref.tell(Preempt("random"))
             rows = rows_of(visit, stage)
             try:
                 await stage.troupe.submit(rows)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mlx_troupe.runtime.errors import TroupeError
     from mlx_troupe.runtime.request import Request
+    from tests.actors.device import Device
 
 PAGE = 4
 MANY_TURNS = 200_000
@@ -38,6 +39,7 @@ class Stage:
         clock: Clock | None = None,
         thread: Any = None,
         footprint: int = 0,
+        device: Device | None = None,
         **config: Any,
     ) -> None:
         self.clock: Clock = clock or ManualClock()
@@ -49,14 +51,17 @@ class Stage:
             "fair_share": 0.3,
         }
         self.config = RuntimeConfig(**(settings | config))
+        memory = {} if device is None else {"kv": device.layout, "base_bytes": device.base_bytes}
         facts = EngineFacts(
             vocab_size=64,
             context_length=1 << 20,
-            page_bytes=16,
+            page_bytes=16 if device is None else PAGE * device.layout.token_bytes,
             overlap="launch" if overlap else "off",
             prefill_token_s=prefill_token_s,
+            **memory,
         )
         self.engine = FakeEngine(facts, page_tokens=PAGE, clock=self.clock, costs=costs)
+        self.engine.device = device
         self.thread = thread or InlineThread()
         self.failures: list[TroupeError] = []
         self.troupe = Troupe(

@@ -27,7 +27,7 @@ from mlx_troupe.runtime.events import (
 )
 from mlx_troupe.runtime.generation import Choice, Completion, Generation, ModelInfo
 from mlx_troupe.runtime.sampling_params import check_token_ids
-from mlx_troupe.runtime.service import Readiness, Statistics
+from mlx_troupe.runtime.service import Readiness, Statistics, Status
 
 Script = list[Event | list[Event] | asyncio.Event | Exception]
 WORDS = ("Hello", ",", " wörld", "!")
@@ -234,6 +234,9 @@ class FakeService:
 
     def readiness(self) -> Readiness:
         return self.state
+
+    def status(self) -> Status:
+        return Status(model="fake", readiness=self.state, statistics=self.statistics(), memory=None)
 
     def statistics(self) -> Statistics:
         return Statistics(

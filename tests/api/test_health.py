@@ -15,7 +15,7 @@ async def test_ready(client: Client):
     assert answer.json == {"status": "ready", "reason": "", "detail": ""}
 
 
-@pytest.mark.parametrize("reason", ["loading", "draining", "stalled", "failed"])
+@pytest.mark.parametrize("reason", ["loading", "restarting", "draining", "stalled", "failed"])
 async def test_unready(client: Client, reason):
     client.service.state = Readiness(ready=False, reason=reason, detail="step 5")
     answer = await client.get("/readyz")
@@ -37,6 +37,15 @@ async def test_models_while_loading():
         answer = await client.get("/v1/models")
         assert answer.status == 503
         assert answer.headers["Retry-After"] == "3"
+
+
+async def test_status(client: Client):
+    answer = await client.get("/v1/troupe/status")
+    assert answer.status == 200
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.json["model"] == "fake"
+    assert answer.json["readiness"]["ready"] is True
+    assert answer.json["statistics"]["running"] == 0
 
 
 async def test_metrics(client: Client):

@@ -38,21 +38,21 @@ def plain(architecture: str) -> bool:
 
 async def settled(runtime: Runtime) -> None:
     """Let stores and spills come to rest."""
-    troupe: Any = runtime._troupe
+    troupe: Any = runtime._supervisor.troupe
     while not troupe.cast.cache_store.core.idle:  # noqa: ASYNC110 - threads of the real engine and disk
         await asyncio.sleep(0.002)
 
 
 async def evict(runtime: Runtime) -> None:
     """Give up all pages in RAM."""
-    troupe: Any = runtime._troupe
+    troupe: Any = runtime._supervisor.troupe
     troupe.cast.cache_store.ref.tell(Reclaim(1 << 40))
     await quiet(runtime)
 
 
 async def quiet(runtime: Runtime) -> None:
     """Let the actors have their turns, and the engine's thread do what they told it."""
-    loaded: Any = runtime._loaded
+    loaded: Any = runtime._supervisor.loaded
     for _ in range(10):
         await asyncio.sleep(0)
     await on_thread(loaded.thread, lambda: None)
@@ -62,8 +62,8 @@ async def check_integrity(runtime: Runtime) -> None:
     """Idle, the engine holds the tree's pages and nothing else."""
     await settled(runtime)
     await quiet(runtime)
-    troupe: Any = runtime._troupe
-    loaded: Any = runtime._loaded
+    troupe: Any = runtime._supervisor.troupe
+    loaded: Any = runtime._supervisor.loaded
     troupe.cast.cache_store.core.check_integrity(loaded.engine.shelf.page_ids)
     assert troupe.cast.cache_store.core.tree.leased == 0
     assert not loaded.engine.shelf.rows_aside

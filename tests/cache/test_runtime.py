@@ -23,7 +23,7 @@ PROMPT = prompt_of(100)
 
 def tier_of(runtime: Any) -> Any:
     """The disk tier of a running runtime."""
-    return runtime._troupe.cast.cache_store._disk._tier
+    return runtime._supervisor.troupe.cast.cache_store._disk._tier
 
 
 class FailAlways:
@@ -204,7 +204,7 @@ async def test_a_conversation_without_its_generation_prompt_is_found(runtime_of)
     turn = [{"role": "user", "content": "tell me something about the sea"}]
     later = [*turn, {"role": "assistant", "content": "Salt."}, {"role": "user", "content": "more"}]
     async with runtime_of("qwen3_next") as runtime:
-        loaded: Any = runtime._loaded
+        loaded: Any = runtime._supervisor.loaded
         first = await loaded.text.render_chat(turn)
         start = loaded.turns.turn_start(first)
         assert start is not None

@@ -351,7 +351,7 @@ MUTATIONS = (
     Mutation(
         "faults: nobody answers for a step that cannot be read",
         ENGINE,
-        "            emit(RowsFailed(lost.step, lost.rows, _text(error)))\n",
+        '            emit(RowsFailed(lost.step, lost.rows, _text(error), fault_of(error, "step")))\n',
         "",
         "engine/test_faults.py::test_a_step_that_cannot_be_read_fails_its_rows_under_its_number",
     ),

@@ -289,7 +289,7 @@ async def test_drain_lets_running_requests_end(folder_of) -> None:
 
 
 async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
-    async with Runtime(model=str(folder_of("llama"))) as runtime:
+    async with Runtime(model=str(folder_of("llama")), restart_limit=0) as runtime:
         generation = Generation(tokens=(20, 30), sampling=GREEDY, ignore_eos=True)
         tasks = [asyncio.create_task(runtime.complete(generation)) for _ in range(3)]
         await until(lambda: not (runtime.statistics().running < 3))
@@ -297,10 +297,10 @@ async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
         def broken(*_: object) -> None:
             raise MemoryError("the device is gone")
 
-        monkeypatch.setattr(runtime._loaded.engine, "run", broken)
+        monkeypatch.setattr(runtime._supervisor.loaded.engine, "run", broken)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, TroupeError) for result in results)
-        assert runtime.readiness().reason == "failed"
+        await until(lambda: runtime.readiness().reason == "failed")
         with pytest.raises(NotReady):
             await tokens_of(runtime, [20], 1)
 
@@ -313,6 +313,24 @@ async def test_metrics_tell_what_happened(folder_of) -> None:
     assert 'mlx_troupe_generation_tokens_total{model_name="mine"} 5.0' in text
     assert 'mlx_troupe_inter_token_latency_seconds_count{model_name="mine"} 4.0' in text
     assert 'mlx_troupe_actor_messages_total{actor="decode"}' in text
+
+
+async def test_status_tells_queues_and_memory(folder_of) -> None:
+    runtime = Runtime(model=str(folder_of("llama")), served_name="mine", memory_limit_bytes=1 << 33)
+    before = runtime.status()
+    assert (before.model, before.memory, before.readiness.reason) == ("", None, "loading")
+    async with runtime:
+        await tokens_of(runtime, [20, 30], 5)
+        status = runtime.status()
+    assert status.model == "mine"
+    assert status.statistics.completion_tokens == 5
+    memory = status.memory
+    assert memory is not None
+    assert memory.guarded
+    assert 0 < memory.admission_bytes <= memory.dynamic_bytes <= memory.abort_bytes <= 1 << 33
+    assert memory.admission_bytes < memory.preempt_bytes < memory.abort_bytes
+    assert memory.base_bytes > 0
+    assert memory.remedy
 
 
 async def test_failed_event_reaches_a_stream(folder_of, monkeypatch) -> None:

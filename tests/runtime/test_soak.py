@@ -73,7 +73,7 @@ def memory(runtime: Runtime) -> tuple[int, int, int]:
 @pytest.mark.parametrize("architecture", ["llama"])
 async def test_soak(architecture, folder_of) -> None:
     async with Runtime(model=str(folder_of(architecture)), page_tokens=64, prefix_cache_bytes=8 << 20) as runtime:
-        engine, troupe = runtime._loaded.engine, runtime._troupe
+        engine, troupe = runtime._supervisor.loaded.engine, runtime._supervisor.troupe
         async with listening(runtime, ServerSettings(port=0)) as url:
             port = int(url.rsplit(":", 1)[1])
             await asyncio.gather(
@@ -89,12 +89,10 @@ async def test_soak(architecture, folder_of) -> None:
         assert left <= tasks + 1
         assert engine._batch.order.count(None) == len(engine._batch.order)
         assert not engine._staged
-        assert not engine._stash
+        assert not engine.shelf.rows_aside
         assert not engine._constraints
         assert not runtime._live
-        tree = troupe.cast.cache_store.core.tree
-        tree.check_integrity()
-        assert tree.pages == len(engine._pages)
+        troupe.cast.cache_store.core.check_integrity(engine.shelf.page_ids)
         assert after[0] <= before[0] * 1.1 + (8 << 20)
         assert after[1] <= before[1] * 1.1 + (32 << 20)
         assert after[2] <= before[2] * 1.1 + 5000

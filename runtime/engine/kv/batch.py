@@ -158,6 +158,7 @@ class RowBatch:
         group.leave(row)
         if group.count == 0:
             del self._groups[bound]
+            self._split = None  # it holds the group's buffers
 
     def forward(self, tokens: mx.array) -> mx.array:
         """See `Batch.forward`."""

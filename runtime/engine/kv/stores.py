@@ -187,17 +187,21 @@ def build_layers(
 ) -> tuple[list[Any], list[Store]]:
     """Empty state for a group: the list to hand to the model, and the same stores without nesting."""
     flat: list[Store] = []
+    return [_build_layer(shape, slots, kernel, flat) for shape in shapes], flat
 
-    def build(shape: LayerShape) -> Any:
-        if isinstance(shape, KVShape):
-            flat.append(KVRows(shape, slots, kernel))
-            return flat[-1]
-        if isinstance(shape, ArraysShape):
-            flat.append(ArraysRows(shape, slots))
-            return flat[-1]
-        return CacheList(*(build(part) for part in shape.parts))
 
-    return [build(shape) for shape in shapes], flat
+def _build_layer(shape: LayerShape, slots: int, kernel: RaggedAttention | None, flat: list[Store]) -> Any:
+    """One layer; its stores are added to `flat`.
+
+    Not a closure: one that names itself is a cycle, and would keep a dead group's buffers until a garbage collection.
+    """
+    if isinstance(shape, KVShape):
+        flat.append(KVRows(shape, slots, kernel))
+        return flat[-1]
+    if isinstance(shape, ArraysShape):
+        flat.append(ArraysRows(shape, slots))
+        return flat[-1]
+    return CacheList(*(_build_layer(part, slots, kernel, flat) for part in shape.parts))
 
 
 def _moved(array: mx.array, move: Move) -> mx.array:

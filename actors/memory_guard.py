@@ -1,0 +1,50 @@
+"""Decode's memory guard: how many rows must go back before those that stay outgrow the line. Owned by decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .memory_ledger import GUARD_STEPS, GUARD_TOKENS, MemoryLedger
+from .returns import in_order_of_age
+
+if TYPE_CHECKING:
+    from .decode_rows import RunningRow
+
+
+class MemoryGuard:
+    """Looks every GUARD_STEPS steps, GUARD_TOKENS tokens ahead.
+
+    After rows were put back it waits until their buffers have shrunk, lest it puts back more than needed.
+
+    Args:
+        ledger: prices buffers.
+        line_bytes: what must not be passed.
+    """
+
+    def __init__(self, ledger: MemoryLedger, line_bytes: int) -> None:
+        self.line_bytes = line_bytes
+        self._ledger = ledger
+        self._steps = 0
+        self._rows = 0
+
+    def surplus_rows(self, active_bytes: int, rows: list[RunningRow]) -> int:
+        """How many of the youngest rows have to go now; never all.
+
+        Args:
+            active_bytes: device memory in use; 0 when unknown.
+            rows: those that decode.
+        """
+        self._steps += 1
+        joined, self._rows = len(rows) > self._rows, len(rows)
+        if not active_bytes or not (joined or self._steps >= GUARD_STEPS):
+            return 0
+        self._steps = 0
+        lengths = [row.request.computed for row in in_order_of_age(rows)]
+        for count in range(len(lengths)):
+            kept = lengths[: len(lengths) - count]
+            freed = self._ledger.freed_bytes(lengths, kept)
+            if self._ledger.excess_bytes(active_bytes - freed, kept, self.line_bytes) <= 0 or len(kept) == 1:
+                if count:
+                    self._steps = -GUARD_TOKENS // 2
+                return count
+        return 0

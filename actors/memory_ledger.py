@@ -1,0 +1,120 @@
+"""What admitted rows will need, by the model's own layout: admission's and decode's memory arithmetic.
+
+Admission plans every row at the length it will soon have, in the buffers it will share, and keeps room for the dearest
+moment: a join (old buffers, new ones, and the row's own KV) or a smallest chunk behind the longest prompt, taken
+SAFETY times as dear as the formula says, since formulas of transients are guesses. The prefix cache's whole budget
+counts as used, so that pages never compete with rows. Rows grow beyond the plan; then decode puts the youngest back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..runtime.kv_estimate import (
+    KVLayout,
+    alone_bytes,
+    batch_bytes,
+    group_bytes,
+    grown_bytes,
+    longest_alone,
+    staged_bytes,
+    transient_bytes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..runtime.request import Request
+
+SAFETY = 2.0
+GROWTH_TOKENS = 256
+MEMORY_FLOOR_TOKENS = 32
+GUARD_STEPS = 16
+GUARD_TOKENS = 64
+"""Decode looks so far ahead: to its next look, and past the steps after which a freed slot's memory is given back."""
+PAGES_SHARE = 0.25
+
+
+class MemoryNeed(msgspec.Struct, frozen=True):
+    """Bytes: what rows will hold, and what the dearest moment adds."""
+
+    rows_bytes: int
+    moment_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Both."""
+        return self.rows_bytes + self.moment_bytes
+
+
+class MemoryLedger:
+    """Plain arithmetic over one model's layout; each actor has its own.
+
+    Args:
+        layout: the model's.
+        base_bytes: weights and all else that is there when nobody is.
+        pages_bytes: budget of the prefix cache.
+        line_bytes: what admitted work may be planned to use, `base_bytes` included.
+        chunk_tokens: largest chunk.
+    """
+
+    def __init__(
+        self, layout: KVLayout, *, base_bytes: int, pages_bytes: int, line_bytes: int, chunk_tokens: int
+    ) -> None:
+        self.layout = layout
+        self.fixed_bytes = base_bytes + pages_bytes
+        self.line_bytes = line_bytes
+        self._chunk_tokens = chunk_tokens
+
+    def need(self, lengths: Sequence[int]) -> MemoryNeed:
+        """What rows of these lengths will need."""
+        layout = self.layout
+        longest = max(lengths, default=0)
+        rows = self.fixed_bytes + batch_bytes(layout, lengths)
+        join = staged_bytes(layout, longest, self._chunk_tokens) + group_bytes(layout, lengths)
+        chunk = SAFETY * transient_bytes(layout, MEMORY_FLOOR_TOKENS, longest)
+        return MemoryNeed(rows, int(max(join, chunk)))
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether these rows may be at work together."""
+        return self.need(lengths).total_bytes <= self.line_bytes
+
+    def chunk_room_bytes(self, lengths: Sequence[int]) -> int:
+        """What is left for the transient of a chunk beside these rows."""
+        return self.line_bytes - self.need(lengths).rows_bytes
+
+    def row_limit(self, most: int, line_bytes: int) -> int:
+        """The longest row, up to `most` tokens, that can be served alone below `line_bytes`."""
+        return longest_alone(self.layout, line_bytes - self.fixed_bytes, MEMORY_FLOOR_TOKENS, SAFETY, most)
+
+    def alone_bytes(self, length: int) -> int:
+        """What a row of `length` tokens needs at least, with all that is there anyway."""
+        return self.fixed_bytes + int(alone_bytes(self.layout, length, MEMORY_FLOOR_TOKENS, SAFETY))
+
+    def excess_bytes(self, active_bytes: int, lengths: Sequence[int], line_bytes: int) -> int:
+        """By how much the next steps of these rows would pass `line_bytes`; at most 0 when they would not."""
+        return active_bytes + grown_bytes(self.layout, lengths, GUARD_TOKENS) - line_bytes
+
+    def freed_bytes(self, lengths: Sequence[int], kept: Sequence[int]) -> int:
+        """What buffers give back when only `kept` stays."""
+        return batch_bytes(self.layout, lengths) - batch_bytes(self.layout, kept)
+
+
+def planned_length(request: Request) -> int:
+    """Tokens that a row is planned with: some growth, or all of it once it had to be put back for memory."""
+    whole = len(request.prompt) + request.max_tokens
+    if request.returns:
+        return whole
+    return min(whole, len(request.prompt) + GROWTH_TOKENS)
+
+
+def planned_lengths(rows: Iterable[Request]) -> list[int]:
+    """Of each row."""
+    return [planned_length(row) for row in rows]
+
+
+def pages_budget_bytes(wanted_bytes: int, line_bytes: int, base_bytes: int) -> int:
+    """The prefix cache's budget: what was asked for, and at most a share of what the model leaves."""
+    return min(wanted_bytes, max(0, int((line_bytes - base_bytes) * PAGES_SHARE)))

@@ -1,4 +1,4 @@
-"""Map the three code folders into one import root; everything else is in pyproject.toml.
+"""Map the four code folders into one import root; everything else is in pyproject.toml.
 
 Packages are found, not listed, so a new sub-package with an `__init__.py` needs no line here.
 """
@@ -6,7 +6,7 @@ Packages are found, not listed, so a new sub-package with an `__init__.py` needs
 from setuptools import find_packages, setup
 
 ROOT = "mlx_troupe"
-FOLDERS = ("actors", "runtime", "api")
+FOLDERS = ("actors", "runtime", "api", "benchmarks")
 
 setup(
     packages=[

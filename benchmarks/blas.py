@@ -36,3 +36,14 @@ def preload(library: str = OPENBLAS) -> None:
     os.environ.update({name: value for name, value in variables.items() if name != "LD_PRELOAD"})
     if variables:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+
+
+def found(library: str = OPENBLAS) -> str | None:
+    """The library's name if it can be loaded here, else None."""
+    if sys.platform != "linux":
+        return None
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return None
+    return library

@@ -80,7 +80,7 @@ def prompts_of(args: argparse.Namespace) -> list[list[int]]:
     return [[rng.randrange(args.vocab) for _ in range(length)] for length in lengths]
 
 
-def settings_of(mix: str, row: int) -> dict[str, float]:
+def settings_of(mix: str, row: int) -> dict[str, Any]:
     """Sampling of one row: greedy, or one of four settings (each new value makes mlx_lm compile its filters again)."""
     if mix == "greedy":
         return {"temperature": 0.0}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -36,15 +37,17 @@ class Target:
     model: str
     prefix: str = ""
     api_key: str | None = None
+    secure: bool = False
 
     @classmethod
     def from_url(cls, url: str, model: str, api_key: str | None = None) -> Target:
         """`url` is what stands before `/v1`: `http://127.0.0.1:8080`."""
         parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
-        if parts.scheme != "http" or parts.hostname is None:
-            raise ValueError(f"--url must be http://host:port, not {url!r}")
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise ValueError(f"--url must be http://host:port or https://host:port, not {url!r}")
+        secure = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or 80, model, prefix, api_key)
+        return cls(parts.hostname, parts.port or (443 if secure else 80), model, prefix, api_key, secure)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Target:
@@ -54,17 +57,23 @@ class Target:
     def request(self, path: str, body: dict[str, Any]) -> bytes:
         """The whole request as bytes; the model's name is added to `body`."""
         payload = json.dumps({"model": self.model, **body}).encode()
-        lines = [
-            f"POST {self.prefix}{path} HTTP/1.1",
-            f"Host: {self.host}:{self.port}",
+        lines = (
             "Content-Type: application/json",
             "Accept: text/event-stream, application/json",
             f"Content-Length: {len(payload)}",
-            "Connection: close",
-        ]
+        )
+        return self._head("POST", path, lines) + payload
+
+    def get(self, path: str) -> bytes:
+        """A request without a body, as bytes."""
+        return self._head("GET", path)
+
+    def _head(self, method: str, path: str, more: tuple[str, ...] = ()) -> bytes:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Connection: close", *more]
         if self.api_key is not None:
             lines.append(f"Authorization: Bearer {self.api_key}")
-        return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload
+        return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
 class Exchange(asyncio.Protocol):
@@ -150,12 +159,13 @@ class Exchange(asyncio.Protocol):
 async def connect(target: Target) -> Exchange:
     """Open a connection to the target. Raises OSError."""
     loop = asyncio.get_running_loop()
-    _, exchange = await loop.create_connection(Exchange, target.host, target.port)
+    context = ssl.create_default_context() if target.secure else None
+    _, exchange = await loop.create_connection(Exchange, target.host, target.port, ssl=context)
     return exchange
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that `Target.from_options` reads."""
-    parser.add_argument("--url", required=True, help="http://host:port of the server")
+    parser.add_argument("--url", required=True, help="http(s)://host:port of the server")
     parser.add_argument("--model", required=True, help="model name to send")
     parser.add_argument("--api-key", help="sent as a bearer token")

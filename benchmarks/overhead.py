@@ -51,8 +51,9 @@ async def ours_ms(runtime: Runtime, args: argparse.Namespace) -> float:
     stamps: list[float] = []
     await asyncio.gather(*(one_row(runtime, prompt, row, args, stamps) for row, prompt in enumerate(prompts)))
     stamps.sort()
-    low, high = args.rows * args.skip, args.rows * args.steps
-    return (stamps[high] - stamps[low]) / ((high - low) / args.rows) * 1e3
+    rows: int = args.rows
+    low, high = rows * int(args.skip), rows * int(args.steps)
+    return (stamps[high] - stamps[low]) / ((high - low) / rows) * 1e3
 
 
 async def run(args: argparse.Namespace) -> None:

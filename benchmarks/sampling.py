@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HISTORY_TOKENS = 200
 WARM_UP_PASSES = 3
 
-MIXES: dict[str, tuple[dict[str, float], ...]] = {
+MIXES: dict[str, tuple[dict[str, Any], ...]] = {
     "greedy": ({"temperature": 0.0},),
     "temperature": ({"temperature": 0.7},),
     "min_p": ({"temperature": 0.8, "min_p": 0.05},),
@@ -91,7 +91,7 @@ def measure(mix: str, rows: int, vocab_size: int, passes: int, *, peer: bool = T
     )
 
 
-def our_pass(logits: mx.array, wanted: list[dict[str, float]], history: list[int]) -> Callable[[], tuple[float, float]]:
+def our_pass(logits: mx.array, wanted: list[dict[str, Any]], history: list[int]) -> Callable[[], tuple[float, float]]:
     """A function that makes one pass and returns its seconds: built, and done."""
     sampler = RowSampler(logits.shape[1])
     rows = list(range(len(wanted)))
@@ -109,7 +109,7 @@ def our_pass(logits: mx.array, wanted: list[dict[str, float]], history: list[int
     return run
 
 
-def mlx_lm_pass(logits: mx.array, wanted: list[dict[str, float]], history: list[int]) -> Callable[[], float]:
+def mlx_lm_pass(logits: mx.array, wanted: list[dict[str, Any]], history: list[int]) -> Callable[[], float]:
     """The same as mlx-lm's generator does it; returns seconds."""
     sampler_fields = {"temperature", "top_p", "min_p", "top_k", "xtc_probability"}
     samplers, processors = [], []

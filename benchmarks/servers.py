@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from . import blas
 from .http_stream import Target
 
@@ -64,10 +66,11 @@ RECIPES = {
 class Site:
     """What all servers of one comparison share."""
 
-    model: Path
+    model: Path | str
     peers: Path | None
     logs: Path
     library: str | None = blas.OPENBLAS
+    fresh_home: bool = True
 
 
 class Server:
@@ -87,11 +90,15 @@ class Server:
             "bin": str(Path(sys.executable).parent),
         }
         self.target = Target("127.0.0.1", port, recipe.model_name.format(**values))
-        command = [part.format(**values) for part in shlex.split(recipe.command)]
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(site)
-            )
+        command = [_filled(part, values) for part in shlex.split(recipe.command)]
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(site)
+                )
+        except OSError:
+            self._home.cleanup()
+            raise
 
     def __enter__(self) -> Server:
         return self
@@ -106,12 +113,24 @@ class Server:
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._answers():
-                    if self._process.poll() is not None:
-                        raise RuntimeError(f"{self.recipe.name} exited with {self._process.returncode}")
+                    self.check_alive()
                     await asyncio.sleep(POLL_S)
         except (TimeoutError, RuntimeError) as error:
             tail = self.log.read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{self.recipe.name} is not healthy: {error}\n{tail}") from error
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError when the process has ended."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"{self.recipe.name} exited with {self._process.returncode}")
+
+    def resident_bytes(self) -> float:
+        """Memory of the process and its children. Raises OSError when it has ended."""
+        try:
+            root = psutil.Process(self._process.pid)
+            return float(sum(one.memory_info().rss for one in (root, *root.children(recursive=True))))
+        except psutil.Error as error:
+            raise OSError(f"{self.recipe.name} has ended") from error
 
     def cpu_s(self) -> float:
         """Processor seconds the server has used; 0 where /proc is missing."""
@@ -133,9 +152,16 @@ class Server:
         self._home.cleanup()
 
     def _environment(self, site: Site) -> dict[str, str]:
-        home = self._home.name
-        private = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "HF_HOME": f"{home}/.hf"}
-        return {**os.environ, **private, "HF_HUB_OFFLINE": "1", **blas.environment(site.library)}
+        private: dict[str, str] = {}
+        if site.fresh_home:
+            home = self._home.name
+            private = {
+                "HOME": home,
+                "XDG_CACHE_HOME": f"{home}/.cache",
+                "HF_HOME": f"{home}/.hf",
+                "HF_HUB_OFFLINE": "1",
+            }
+        return {**os.environ, **private, **blas.environment(site.library)}
 
     async def _answers(self) -> bool:
         request = f"GET {self.recipe.health} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -155,6 +181,13 @@ def custom_recipe(text: str) -> Recipe:
     if not separator or "{port}" not in command:
         raise ValueError(f"--server takes NAME=COMMAND with {{port}} in the command, not {text!r}")
     return Recipe(name, command)
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    """`text` with its placeholders; other braces, as in JSON, stay."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
 
 
 def _free_port() -> int:

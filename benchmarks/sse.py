@@ -36,6 +36,7 @@ class StreamRecord:
     text: str = ""
     prompt_tokens: int | None = None
     usage_tokens: int | None = None
+    cached_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
 
@@ -107,6 +108,12 @@ def decode(exchange: Exchange) -> StreamRecord:
     return record
 
 
+def whole_answer(exchange: Exchange) -> tuple[int, bytes]:
+    """Status and body of an answer that is not a stream. Raises ValueError when it is no HTTP answer."""
+    status, body = _split_head(exchange.arrivals)
+    return status, _joined(body)
+
+
 def _split_head(arrivals: list[Arrival]) -> tuple[int, list[Arrival]]:
     """The status and the body's arrivals without HTTP framing."""
     head, pieces = b"", iter(arrivals)
@@ -151,6 +158,7 @@ def _apply(record: StreamRecord, event: Event) -> None:
     if usage := chunk.get("usage"):
         record.prompt_tokens = usage.get("prompt_tokens")
         record.usage_tokens = usage.get("completion_tokens")
+        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     for choice in chunk.get("choices") or ():
         if text := _text(choice):
             record.text_times_s.append(event.time_s)

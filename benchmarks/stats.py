@@ -33,3 +33,17 @@ def median(values: Sequence[float | None]) -> float | None:
 
 def _finite(value: float) -> float | None:
     return round(value, 3) if math.isfinite(value) else None
+
+
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Two-sided 95% points of Student's t for 1 to 10 degrees of freedom; beyond, the normal one is close enough."""
+NORMAL_95 = 1.96
+
+
+def half_width_95(values: Sequence[float]) -> float | None:
+    """Half the 95% confidence interval of the mean, by Student's t; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    freedom = len(values) - 1
+    t = T_95[freedom - 1] if freedom <= len(T_95) else NORMAL_95
+    return t * statistics.stdev(values) / math.sqrt(len(values))

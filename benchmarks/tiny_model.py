@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.models.tiny_tokenizer import EOS_ID, write_tokenizer
+from .tiny_tokenizer import EOS_ID, write_tokenizer
 
 SCALE = 3.0
 """Factor on every matrix; with 1 greedy output is one token over and over."""

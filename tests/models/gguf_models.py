@@ -14,7 +14,7 @@ from gguf import GGUFWriter, quants
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Block
 
-from .tiny_tokenizer import SPECIAL_TOKENS, tokenizer_json
+from benchmarks.tiny_tokenizer import SPECIAL_TOKENS, tokenizer_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,6 +13,7 @@ import sentencepiece
 from gguf import GGUFWriter
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+from benchmarks.tiny_tokenizer import tokenizer_json
 from mlx_troupe.runtime.models.errors import InvalidModel, UnsupportedModel
 from mlx_troupe.runtime.models.gguf_bpe import SPLITTERS
 from mlx_troupe.runtime.models.gguf_file import GgufFile
@@ -21,7 +22,6 @@ from mlx_troupe.runtime.models.loader import load_tokenizer
 from mlx_troupe.runtime.models.spec import ModelSpec
 
 from .gguf_models import VOCABULARY, write_tokens
-from .tiny_tokenizer import tokenizer_json
 
 PARTS = (
     *(

@@ -14,6 +14,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Block
 from mlx.utils import tree_flatten
 
+from benchmarks.tiny_tokenizer import EOS_ID
 from mlx_troupe.runtime.models.errors import InvalidModel, UnsafeModel
 from mlx_troupe.runtime.models.fingerprint import fingerprint
 from mlx_troupe.runtime.models.gguf_convert import Form
@@ -23,7 +24,6 @@ from mlx_troupe.runtime.models.spec import ModelSpec
 
 from .gguf_models import build_pair
 from .tiny import build_tiny
-from .tiny_tokenizer import EOS_ID
 
 
 @pytest.fixture(scope="module")

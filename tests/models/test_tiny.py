@@ -10,8 +10,9 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
+from benchmarks.tiny_tokenizer import EOS_ID
+
 from .tiny import ARCHITECTURES, build_tiny
-from .tiny_tokenizer import EOS_ID
 
 if TYPE_CHECKING:
     from pathlib import Path

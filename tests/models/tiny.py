@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.tiny_tokenizer import EOS_ID, write_tokenizer
+
 from .tiny_configs import CONFIGS
-from .tiny_tokenizer import EOS_ID, write_tokenizer
 
 if TYPE_CHECKING:
     import mlx.core as mx

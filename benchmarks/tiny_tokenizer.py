@@ -49,8 +49,8 @@ def tokenizer_json(vocab: int) -> str:
     merges = list(itertools.islice(_merges(), vocab - len(tokens)))
     tokens += [left + right for left, right in merges]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[attr-defined]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     return tokenizer.to_str()
 

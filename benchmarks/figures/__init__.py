@@ -1,0 +1,1 @@
+"""What is counted: times of each request, figures of a repeat, confidence over repeats."""

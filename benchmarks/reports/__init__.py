@@ -1,0 +1,1 @@
+"""How it is shown: JSON lines, a table, a progress line, one HTML page."""

@@ -1,0 +1,1 @@
+"""Who is asked: a server over HTTP, or the runtime in this process."""

@@ -1,0 +1,1 @@
+"""What is asked of a server, and when: arrivals, lengths, conversations, sampling."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..runtime.engine_protocol import Engine, EngineFacts
     from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.request import Request
+    from ..runtime.tracing import Tracer
     from .cache_disk import CacheDisk
     from .executor import JobThread
 
@@ -81,6 +82,7 @@ class Troupe:
         tick_s: interval at which deadlines and memory are looked at; None leaves that to calls of `tick`.
         footprint: bytes of the process; psutil's when None.
         disk: the prefix cache's disk tier; None is RAM only.
+        tracer: records the messages that actors handle, if there is one.
 
     Attributes:
         cast: the actors.
@@ -101,11 +103,14 @@ class Troupe:
         tick_s: float | None = TICK_S,
         footprint: Callable[[], int] | None = None,
         disk: CacheDisk | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         clock = clock or MonotonicClock()
         self.failure: TroupeError | None = None
         self.ended = anyio.Event()
         self.cast = _cast(config, facts, engine, thread, clock, footprint, disk)
+        for actor in self.cast:
+            actor.tracer = tracer
         self._on_failure = on_failure
         self.row_limit_tokens = self._row_limit(facts.context_length)
         self._tick_s = tick_s

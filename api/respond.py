@@ -13,7 +13,8 @@ from .errors import CLIENT_CLOSED_REQUEST, as_api_error
 from .middleware import REQUEST_ID, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
-from .streaming import EventStreamWriter, send_whole, stream_events
+from .streaming import send_whole, stream_events
+from .traced_writer import make_writer
 from .wire.chat import ChatRequest
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ async def _streamed(
     request: web.Request, context: ApiContext, encoder: StreamEncoder, generations: Sequence[Generation]
 ) -> web.StreamResponse:
     settings = context.settings
-    writer = EventStreamWriter(
+    writer = make_writer(
+        getattr(context.service, "tracer", None),
         request,
         write_timeout_s=settings.write_timeout_s,
         write_buffer_bytes=settings.write_buffer_bytes,

@@ -24,6 +24,7 @@ from .reports.table import report
 from .servers import Site
 from .targets.http import HttpTarget
 from .targets.local import LocalTarget
+from .trace_summary import summary
 
 if TYPE_CHECKING:
     import argparse
@@ -90,6 +91,12 @@ def remake(arguments: argparse.Namespace) -> int:
     print(report(measurements, line.plan))
     if arguments.html:
         Path(arguments.html).write_text(page(line.about, line.plan, measurements))
+    return 0
+
+
+def summarise_trace(arguments: argparse.Namespace) -> int:
+    """`bench trace`: the figures of a Chrome trace."""
+    print(summary(Path(arguments.file)))
     return 0
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from .clock import Clock
+    from .tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,12 @@ class Actor(Generic[M]):
         name: for logs and metrics.
         inbox: bound of the inbox, in messages.
         clock: measures handling time.
+
+    Attributes:
+        tracer: records every message that is handled; None records nothing.
     """
+
+    tracer: Tracer | None = None
 
     def __init__(self, name: str, *, inbox: int, clock: Clock | None = None) -> None:
         self.name = name
@@ -144,18 +150,24 @@ class Actor(Generic[M]):
     def _turn(self, message: M) -> None:
         began = self.clock.now()
         handled = 1
-        self.handle(message)
+        handle = self.handle if self.tracer is None else self._handle_traced
+        handle(message)
         while True:
             try:
                 message = self._receive.receive_nowait()
             except anyio.WouldBlock:
                 break
-            self.handle(message)
+            handle(message)
             handled += 1
         self.settle()
         self.stats.handled += handled
         self.stats.turns += 1
         self.stats.busy_s += self.clock.now() - began
+
+    def _handle_traced(self, message: M) -> None:
+        assert self.tracer is not None
+        with self.tracer.span(f"{self.name}: {type(message).__name__}", waiting=self.depth):
+            self.handle(message)
 
     def _die(self, cause: BaseException) -> None:
         stopped = isinstance(cause, asyncio.CancelledError)

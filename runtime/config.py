@@ -49,6 +49,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         queue_timeout_s: longest a request waits for admission; None is for ever.
         text_threads: tokenizer threads.
         event_buffer: most undelivered events of one request before they are merged.
+        trace: file for a Chrome trace of steps, messages and I/O, written at the end; empty records none.
         inbox: bound of each actor's inbox, in messages.
         length_classes: upper bounds, in tokens, of the KV length classes.
         tool_parser: how the model writes tool calls: a parser of mlx-lm, "harmony" or "none"; None asks the tokenizer.
@@ -87,6 +88,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: Seconds | None = None
     text_threads: Count = 2
     event_buffer: Count = 64
+    trace: str = ""
     inbox: Count = 1024
     length_classes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, 1048576)
     tool_parser: str | None = None

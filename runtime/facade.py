@@ -41,6 +41,7 @@ from .request import Request
 from .sampling_params import check_token_ids
 from .service import Readiness, Statistics, Status
 from .supervisor import Supervisor
+from .tracing import open_tracer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -104,7 +105,10 @@ class Runtime:
     ) -> None:
         self.config = msgspec.structs.replace(config or RuntimeConfig(), **settings)
         self._clock: Clock = clock or MonotonicClock()
-        self._supervisor = Supervisor(self.config, self._clock, progress=progress, on_failure=self._fail)
+        self.tracer = open_tracer(self.config.trace)
+        self._supervisor = Supervisor(
+            self.config, self._clock, progress=progress, on_failure=self._fail, tracer=self.tracer
+        )
         self._group: TaskGroup | None = None
         self._metrics: RuntimeMetrics | None = None
         self._live: dict[int, Request] = {}
@@ -152,6 +156,8 @@ class Runtime:
                 await group.__aexit__(None, None, None)
         finally:
             await self._supervisor.free()
+            if self.tracer is not None:
+                self.tracer.close()
 
     async def _flush(self) -> None:
         """Let the prefix cache finish its writing, for a while."""
@@ -345,6 +351,8 @@ class Runtime:
         self._finished[reason] = self._finished.get(reason, 0) + 1
         if self._metrics is not None:
             self._metrics.ended(request)
+        if self.tracer is not None:
+            self.tracer.request_ended(request, self._clock.now())
 
     # --- the rest -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .models.loader import LoadedModel
     from .models.progress import Report
     from .models.spec import ModelSpec
+    from .tracing import Tracer
 
 T = TypeVar("T")
 DEFAULT_CONTEXT_TOKENS = 8192
@@ -77,16 +78,21 @@ async def on_thread(thread: MlxThread, job: Callable[[], T]) -> T:
 
 
 async def load_engine(
-    config: RuntimeConfig, clock: Clock, thread: MlxThread, *, progress: Report | None = None
+    config: RuntimeConfig,
+    clock: Clock,
+    thread: MlxThread,
+    *,
+    progress: Report | None = None,
+    tracer: Tracer | None = None,
 ) -> LoadedEngine:
-    """Find, load and measure the model of `config`.
+    """Find, load and measure the model of `config`. A `tracer` records what its threads will do.
 
     Raises:
         ModelError: it cannot be found, is unsafe or unsupported; the text says what to do.
     """
     spec = await anyio.to_thread.run_sync(lambda: _resolve(config, progress), abandon_on_cancel=True)
-    loaded, engine, facts = await on_thread(thread, lambda: _build(spec, config, clock))
-    text = await anyio.to_thread.run_sync(lambda: _text_service(spec, config, loaded.vocab_size))
+    loaded, engine, facts = await on_thread(thread, lambda: _build(spec, config, clock, tracer))
+    text = await anyio.to_thread.run_sync(lambda: _text_service(spec, config, loaded.vocab_size, tracer))
     info = ModelInfo(
         name=config.served_name or spec.served_name,
         context_length=facts.context_length,
@@ -136,7 +142,9 @@ def _fingerprint(spec: ModelSpec, config: RuntimeConfig) -> str:
     return fingerprint(spec) if config.cache_disk_bytes else ""
 
 
-def _build(spec: ModelSpec, config: RuntimeConfig, clock: Clock) -> tuple[LoadedModel, Engine, EngineFacts]:
+def _build(
+    spec: ModelSpec, config: RuntimeConfig, clock: Clock, tracer: Tracer | None
+) -> tuple[LoadedModel, Engine, EngineFacts]:
     from .engine.build import build_engine
     from .models.loader import load
 
@@ -151,6 +159,7 @@ def _build(spec: ModelSpec, config: RuntimeConfig, clock: Clock) -> tuple[Loaded
         vocab_size=loaded.vocab_size,
         context_length=context,
         xtc_special=tuple(sorted(loaded.eos_ids | _newline_ids(loaded.tokenizer))),
+        tracer=tracer,
     )
     return loaded, engine, engine.facts
 
@@ -163,7 +172,7 @@ def _newline_ids(tokenizer: object) -> frozenset[int]:
         return frozenset()
 
 
-def _text_service(spec: ModelSpec, config: RuntimeConfig, vocab_size: int) -> TextService:
+def _text_service(spec: ModelSpec, config: RuntimeConfig, vocab_size: int, tracer: Tracer | None) -> TextService:
     from .models.loader import load_tokenizer
     from .models.tool_formats import tool_format
 
@@ -172,6 +181,7 @@ def _text_service(spec: ModelSpec, config: RuntimeConfig, vocab_size: int) -> Te
         threads=config.text_threads,
         vocab_size=vocab_size,
         tool_format=tool_format(config.tool_parser),
+        tracer=tracer,
     )
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .errors import TroupeError
     from .loading import LoadedEngine
     from .models.progress import Report
+    from .tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Supervisor:
         clock: for the troupe, the engine and the restart window.
         progress: hears of downloads and conversions.
         on_failure: called with the error when the troupe has ended by itself.
+        tracer: records what happens, if there is one.
 
     Attributes:
         loaded: the engine; None while there is none.
@@ -98,6 +100,7 @@ class Supervisor:
         *,
         progress: Report | None,
         on_failure: Callable[[TroupeError], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self.loaded: LoadedEngine | None = None
         self.troupe: Troupe | None = None
@@ -109,6 +112,7 @@ class Supervisor:
         self._clock = clock
         self._progress = progress
         self._on_failure = on_failure
+        self._tracer = tracer
         self._stack = AsyncExitStack()
         self._thread: MlxThread | None = None
         self._disk: ThreadedDisk | None = None
@@ -121,7 +125,7 @@ class Supervisor:
         self._thread = thread
         self._stack.push_async_callback(_stop_thread, thread)
         try:
-            loaded = await load_engine(self._config, self._clock, thread, progress=self._progress)
+            loaded = await load_engine(self._config, self._clock, thread, progress=self._progress, tracer=self._tracer)
         except BaseException:
             await self.free()
             raise
@@ -148,13 +152,14 @@ class Supervisor:
     def _open_disk(self, loaded: LoadedEngine) -> ThreadedDisk | None:
         """The prefix cache's disk, if it may have one; its thread ends after the troupe."""
         from ..actors.cache_disk import ThreadedDisk
-        from .disk import DiskTier
+        from .disk.traced import make_tier
 
         config = self._config
         if not (config.cache_disk_bytes and config.prefix_cache_bytes) or loaded.facts.cache_reason:
             return None
         root = cache_root(config, loaded)
-        tier = DiskTier(cache_folder(config.cache_dir), root, config.cache_disk_bytes, about=loaded.info.name)
+        folder = cache_folder(config.cache_dir)
+        tier = make_tier(self._tracer, folder, root, config.cache_disk_bytes, about=loaded.info.name)
         thread = MlxThread("prefix-cache-disk")
         disk = ThreadedDisk(tier, thread)
         self._stack.push_async_callback(_stop_thread, thread)
@@ -175,6 +180,7 @@ class Supervisor:
             clock=self._clock,
             on_failure=self._on_failure,
             disk=self._disk,
+            tracer=self._tracer,
         )
         thread.on_death = troupe.thread_died
         try:

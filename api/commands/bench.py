@@ -41,6 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     reporting = verbs.add_parser("report", help=report_help, description=report_help, allow_abbrev=False)
     reporting.add_argument("file", metavar="FILE")
     reporting.add_argument("--html", metavar="FILE", help="write the page here")
+    trace_help = "what a trace (serve --trace FILE, run --trace FILE) says in a few figures"
+    tracing = verbs.add_parser("trace", help=trace_help, description=trace_help, allow_abbrev=False)
+    tracing.add_argument("file", metavar="FILE")
 
 
 def run(invocation: Invocation) -> int:
@@ -57,6 +60,8 @@ def run(invocation: Invocation) -> int:
         match arguments.verb:
             case "report":
                 return commands.remake(arguments)
+            case "trace":
+                return commands.summarise_trace(arguments)
             case "compare":
                 commands.check(arguments)
                 return commands.compare(arguments)

@@ -10,17 +10,19 @@ import msgspec
 
 from ..engine_protocol import EngineFacts
 from .device import device_memory
-from .engine import MlxEngine
 from .footprint import kv_layout
 from .kernels import ragged_attention
 from .kv.pages import checkpoint_bytes, form_of, has_state, token_bytes, unstorable
 from .kv.staged import StagedRow
 from .overlap import choose_overlap
 from .probe import choose_layout
+from .traced import make_engine
 
 if TYPE_CHECKING:
     from ..clock import Clock
     from ..config import RuntimeConfig
+    from ..tracing import Tracer
+    from .engine import MlxEngine
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ def build_engine(
     vocab_size: int,
     context_length: int,
     xtc_special: tuple[int, ...] = (),
+    tracer: Tracer | None = None,
 ) -> MlxEngine:
     """Measure the model and make its engine. Runs a few short forwards.
 
@@ -43,6 +46,7 @@ def build_engine(
         vocab_size: number of scored ids according to the tokenizer or config; the model's own output decides.
         context_length: most tokens of one row.
         xtc_special: ids that XTC never drops.
+        tracer: records every step, if there is one.
     """
     layout = choose_layout(model, ragged_attention())
     new_batch = layout.new_batch(model, config.length_classes)
@@ -67,7 +71,8 @@ def build_engine(
     kernel = "none" if layout.kernel is None else type(layout.kernel).__name__
     logger.info("rows: %s (%s, %s; ragged kernel: %s)", facts.layout, layout.way, layout.reason, kernel)
     logger.info("overlap: %s (%s)", facts.overlap, facts.overlap_reason)
-    return MlxEngine(
+    return make_engine(
+        tracer,
         model,
         new_batch,
         facts,

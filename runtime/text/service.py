@@ -15,6 +15,7 @@ from .worker_pool import WorkerPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..tracing import Tracer
     from .dialect import ToolFormat
     from .token_decoders import TokenDecoder
     from .tokenizer_types import Message, Wrapper
@@ -44,6 +45,7 @@ class TextService:
         vocab_size: int,
         max_queued: int = MAX_QUEUED_TEXTS,
         tool_format: ToolFormat | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Load a tokenizer for each thread, and one for the loop where its streams need one; takes seconds.
 
@@ -53,6 +55,7 @@ class TextService:
             vocab_size: rows of the model's output.
             max_queued: texts that may wait for a thread.
             tool_format: how tool calls are written; None asks the tokenizer.
+            tracer: records the threads' jobs, if there is one.
 
         Raises:
             Exception: whatever `load` raises; no thread is left then.
@@ -76,6 +79,7 @@ class TextService:
             threads=threads,
             max_queued=max_queued,
             name="text",
+            tracer=tracer,
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

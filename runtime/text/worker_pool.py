@@ -23,6 +23,8 @@ from ..errors import NotReady, Overloaded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..tracing import Tracer
+
 S = TypeVar("S")
 R = TypeVar("R")
 
@@ -51,7 +53,15 @@ class _Job(Generic[S, R]):
 class WorkerPool(Generic[S]):
     """Threads that run jobs on a state each. `run` belongs to an event loop; any thread may call `close`."""
 
-    def __init__(self, prepare: Callable[[], S], *, threads: int, max_queued: int, name: str) -> None:
+    def __init__(
+        self,
+        prepare: Callable[[], S],
+        *,
+        threads: int,
+        max_queued: int,
+        name: str,
+        tracer: Tracer | None = None,
+    ) -> None:
         """Start the threads and wait until each has its state.
 
         Args:
@@ -59,11 +69,13 @@ class WorkerPool(Generic[S]):
             threads: how many, at least 1.
             max_queued: jobs that may wait for a thread.
             name: prefix of the threads' names.
+            tracer: records the jobs, if there is one.
 
         Raises:
             Exception: the first that `prepare` raised; no thread is left then.
         """
         self._prepare = prepare
+        self._tracer = tracer
         self._preparing = threading.Lock()
         self._max_queued = max_queued
         self._max_long = max(1, threads - 1)
@@ -138,7 +150,11 @@ class WorkerPool(Generic[S]):
             return
         ready.set_result(None)
         while (job := self._take()) is not None:
-            job.run(state)
+            if self._tracer is None:
+                job.run(state)
+            else:
+                with self._tracer.span(job.call.__qualname__.partition(".<locals>")[0]):
+                    job.run(state)
             self._settle(job)
             del job  # an idle thread must not keep the last text alive
 

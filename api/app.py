@@ -11,6 +11,7 @@ from .context import CONTEXT, ApiContext
 from .http_metrics import HttpMetrics
 from .middleware import around, decorate
 from .openapi import DOCUMENT, document, show_docs, show_document
+from .page import add_page
 from .routes_chat import chat_completions
 from .routes_completions import completions
 from .routes_health import live, metrics, ready, status
@@ -51,5 +52,7 @@ def create_app(
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", show_document)
     app.router.add_get("/docs", show_docs)
+    if settings.page:
+        add_page(app)
     app[DOCUMENT] = msgspec.json.encode(document(app, with_keys=bool(keys)))
     return app

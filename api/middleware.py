@@ -16,6 +16,7 @@ from .context import CONTEXT
 from .cors import cors_headers, preflight
 from .errors import AUTHENTICATION, CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
 from .keys import presented_key
+from .page import PATHS as PAGE_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,7 +35,6 @@ KEY_NAME = web.RequestKey("key_name", str)
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 ANONYMOUS = "anonymous"
-_OPEN = "/livez"  # the one route that asks for no key
 _PROBES = ("/livez", "/readyz", "/metrics")  # asked every few seconds, and logged at debug level
 _KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
@@ -141,7 +141,7 @@ def _check_host(request: web.Request, settings: ServerSettings) -> None:
 def _check_key(request: web.Request, context: ApiContext) -> None:
     """Deny by default, routes that do not exist included."""
     request[KEY_NAME] = ANONYMOUS
-    if not context.keys or request.path == _OPEN:
+    if not context.keys or _open(request, context.settings):
         return
     presented = presented_key(request.headers)
     name = context.keys.name_of(presented) if presented is not None else None
@@ -149,6 +149,12 @@ def _check_key(request: web.Request, context: ApiContext) -> None:
         what = "This API key is not known" if presented is not None else "Send an API key: Authorization: Bearer ..."
         raise ApiError(what, status=401, kind=AUTHENTICATION, code="invalid_api_key", retry=False)
     request[KEY_NAME] = name
+
+
+def _open(request: web.Request, settings: ServerSettings) -> bool:
+    """What asks for no key: whether the server lives, and the page's own files, which know nothing of it."""
+    reads = request.method in ("GET", "HEAD")
+    return reads and (request.path == "/livez" or (settings.page and request.path in PAGE_PATHS))
 
 
 def _host_name(host: str) -> str:

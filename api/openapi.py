@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from .page import PATHS as PAGE_PATHS
+from .page import content_type
 from .version import package_version
 from .wire.chat import ChatCompletion, ChatRequest
 from .wire.completions import CompletionRequest, TextCompletion
@@ -35,7 +37,8 @@ _TYPES: dict[tuple[str, str], tuple[Any, Any, bool]] = {
     ("get", "/v1/models"): (None, ModelList, False),
     ("get", "/v1/models/{id}"): (None, ModelCard, False),
 }
-_TEXT_ROUTES = {"/metrics": "text/plain", "/docs": "text/html"}
+_TEXT_ROUTES = {"/metrics": "text/plain", "/docs": "text/html"} | {path: content_type(name) for path, name in PAGE_PATHS.items()}
+_OPEN_ROUTES = {"/livez", *PAGE_PATHS}
 _STATUSES = {
     "400": "Refused, the field named",
     "401": "No known key",
@@ -58,7 +61,9 @@ def document(app: web.Application, *, with_keys: bool) -> dict[str, Any]:
     references = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler in _routes(app):
-        paths.setdefault(path, {})[method] = _operation(method, path, handler, references)
+        operation = paths.setdefault(path, {})[method] = _operation(method, path, handler, references)
+        if with_keys and path in _OPEN_ROUTES:
+            operation["security"] = []
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "mlx-troupe", "version": package_version()},

@@ -22,6 +22,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         api_key_file: file of API keys, one a line, `name:key`; MLX_TROUPE_API_KEYS adds more, between commas.
         max_concurrent_per_key: most requests at once of one key; none is no limit.
         max_requests_per_minute_per_key: most requests a minute of one key; none is no limit.
+        page: serve a page at / to chat and to watch the server; it loads without a key and asks for one.
         cors_origins: web pages' origins that may call this server, such as https://chat.example; "*" allows all.
         allowed_hosts: names clients may call this server by, besides localhost and addresses; "*" allows all.
         max_connections: most connections at once.
@@ -55,6 +56,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: str | None = None
     max_concurrent_per_key: Count | None = None
     max_requests_per_minute_per_key: Count | None = None
+    page: bool = True
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_connections: Count = 2048

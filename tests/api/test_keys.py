@@ -12,6 +12,7 @@ from mlx_troupe.api.errors import ApiError
 from mlx_troupe.api.keys import ApiKeys, load_keys
 from mlx_troupe.api.limits import KeyLimits
 from mlx_troupe.api.options import SettingsError
+from mlx_troupe.api.page import PATHS as PAGE_PATHS
 from mlx_troupe.runtime.events import Finished, TextDelta, Usage
 
 from .fake_service import FakeService, Gate
@@ -33,12 +34,16 @@ def every_route():
             yield route.method, route.resource.canonical.replace("{id}", "x")
 
 
-@pytest.mark.parametrize(("method", "path"), [*every_route(), ("GET", "/nothing"), ("PUT", CHAT), ("POST", "/")])
-async def test_every_route_but_livez_is_closed_without_a_key(method, path):
+OPEN = {"/livez", *PAGE_PATHS}
+UNKNOWN = [("GET", "/nothing"), ("PUT", CHAT), ("POST", "/"), ("GET", "/page/"), ("GET", "/page/../metrics")]
+
+
+@pytest.mark.parametrize(("method", "path"), [*every_route(), *UNKNOWN])
+async def test_every_route_but_livez_and_the_page_is_closed_without_a_key(method, path):
     async with serving(keys=KEYS) as client:
         for headers in ({}, bearer("wrong-secret-key"), bearer(""), {"Authorization": ALICE}, {"X-Api-Key": "x"}):
             answer = await client.request(method, path, headers=headers)
-            assert answer.status == (200 if path == "/livez" else 401), (method, path)
+            assert answer.status == (200 if method == "GET" and path in OPEN else 401), (method, path)
             if answer.status == 401:
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert not client.service.submitted

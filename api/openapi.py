@@ -37,7 +37,9 @@ _TYPES: dict[tuple[str, str], tuple[Any, Any, bool]] = {
     ("get", "/v1/models"): (None, ModelList, False),
     ("get", "/v1/models/{id}"): (None, ModelCard, False),
 }
-_TEXT_ROUTES = {"/metrics": "text/plain", "/docs": "text/html"} | {path: content_type(name) for path, name in PAGE_PATHS.items()}
+_TEXT_ROUTES = {"/metrics": "text/plain", "/docs": "text/html"} | {
+    path: content_type(name) for path, name in PAGE_PATHS.items()
+}
 _OPEN_ROUTES = {"/livez", *PAGE_PATHS}
 _STATUSES = {
     "400": "Refused, the field named",

@@ -61,5 +61,7 @@ def _sender(body: bytes, kind: str, name: str) -> Callable[[web.Request], Awaita
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=_HEADERS)
 
     send.__name__ = f"page_{name.replace('.', '_')}"
-    send.__doc__ = "A page to chat with the model and watch the server." if kind == "text/html" else f"The page's {name}."
+    send.__doc__ = (
+        "A page to chat with the model and watch the server." if kind == "text/html" else f"The page's {name}."
+    )
     return send

@@ -12,6 +12,10 @@ export class Chat {
     this.list = list;
     this.turns = [];
     this.abort = null;
+    this.atEnd = true; // somebody who scrolled up to read is left there
+    list.addEventListener("scroll", () => {
+      this.atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
+    });
   }
 
   get busy() {
@@ -35,20 +39,16 @@ export class Chat {
   async send(text, { system, ...fields }) {
     this.turns.push({ role: "user", content: text });
     this.#article("user").append(text);
-    const answer = new Answer(this.#article("assistant"));
+    this.atEnd = true;
+    const answer = new Answer(this.#article("assistant"), () => this.#follow());
     const turns = this.turns;
     const messages = system ? [{ role: "system", content: system }, ...turns] : turns;
     const abort = new AbortController();
     this.abort = abort;
-    this.#follow(true);
     const body = { messages, stream: true, stream_options: { include_usage: true }, ...fields };
     let failure = null;
     try {
-      for await (const chunk of chatChunks(body, abort.signal)) {
-        const follow = this.#atEnd();
-        answer.take(chunk);
-        if (follow) this.#follow(false);
-      }
+      for await (const chunk of chatChunks(body, abort.signal)) answer.take(chunk);
     } catch (error) {
       if (!abort.signal.aborted) failure = error;
     } finally {
@@ -69,24 +69,22 @@ export class Chat {
     return article;
   }
 
-  #atEnd() {
-    return this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < 80;
-  }
-
-  #follow(always) {
-    if (always || !this.following) {
-      this.following = requestAnimationFrame(() => {
-        this.following = 0;
-        this.list.scrollTop = this.list.scrollHeight;
-      });
-    }
+  #follow() {
+    if (this.atEnd) this.list.scrollTop = this.list.scrollHeight;
   }
 }
 
-/** The model's message: thought, text, tool calls, and what they took. */
+/**
+ * The model's message: thought, text, tool calls, and what they took. What comes is shown once a frame, so that a fast
+ * stream costs no more layouts than the screen has frames.
+ */
 class Answer {
-  constructor(article) {
+  constructor(article, grown) {
     this.article = article;
+    this.grown = grown;
+    this.frame = 0;
+    this.unshown = "";
+    this.unshownThought = "";
     this.text = "";
     this.shown = 0;
     this.started = performance.now();
@@ -97,6 +95,7 @@ class Answer {
     this.body = article.appendChild(document.createElement("div"));
     this.markdown = new Markdown(this.body);
     article.classList.add("waiting");
+    this.#later();
   }
 
   take(chunk) {
@@ -113,11 +112,14 @@ class Answer {
 
   end(stopped, failure) {
     this.#begin();
+    cancelAnimationFrame(this.frame);
+    this.#show();
     this.markdown.finish();
     const facts = document.createElement("p");
     facts.className = failure ? "problem" : "facts";
     facts.textContent = failure ? failure.message : this.#facts(stopped);
     this.article.append(facts);
+    this.grown();
   }
 
   #begin() {
@@ -130,11 +132,31 @@ class Answer {
     if (this.shown >= MOST_CHARACTERS) return;
     const piece = content.slice(0, MOST_CHARACTERS - this.shown);
     this.shown += piece.length;
-    this.markdown.push(piece);
-    if (this.shown >= MOST_CHARACTERS) this.markdown.push("\n\n(The rest is not shown.)");
+    this.unshown += piece;
+    if (this.shown >= MOST_CHARACTERS) this.unshown += "\n\n(The rest is not shown.)";
+    this.#later();
   }
 
   #think(thought) {
+    this.unshownThought += thought;
+    this.#later();
+  }
+
+  #later() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.#show();
+      this.grown();
+    });
+  }
+
+  #show() {
+    this.frame = 0;
+    if (this.unshown) this.markdown.push(this.unshown);
+    if (this.unshownThought) this.#showThought(this.unshownThought);
+    this.unshown = this.unshownThought = "";
+  }
+
+  #showThought(thought) {
     if (!this.thought) {
       const details = document.createElement("details");
       const summary = document.createElement("summary");

@@ -106,7 +106,7 @@ export class Live {
   #cache(cache) {
     const share = cache.queried_tokens ? cache.hit_tokens / cache.queried_tokens : 0;
     byId("cache-meter").value = share;
-    show("cache-hits", `${count(cache.hit_tokens)} of ${count(cache.queried_tokens)} (${(100 * share).toFixed(0)} %)`);
+    show("cache-hits", `${(100 * share).toFixed(0)} % of ${count(cache.queried_tokens)}`);
     show("cache-ram", `${bytes(cache.ram_bytes)}, ${count(cache.ram_pages)} pages`);
     show("cache-disk", `${bytes(cache.disk_bytes)}, ${count(cache.disk_pages)} pages`);
   }

@@ -2,12 +2,13 @@
  * Markdown as it streams in, as DOM nodes. What a model says is untrusted: text only ever becomes text nodes, elements
  * come from the short list below, and links lead to http, https or mailto. Images are shown as links.
  *
- * Finished lines are never looked at again, and an open line that grows long is taken as it is, so the work is linear
- * in the text.
+ * Finished lines are never looked at again, an open line that grows long is taken as it is, and long blocks go on in a
+ * new node, so that the work is linear in the text.
  */
 
 const LONG_PARAGRAPH = 4000;
 const LONG_LINE = 20000;
+const LONG_CODE_LINES = 200;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^(#{1,6})\s+(.*)$/s;
 const ITEM = /^\s*([-*+]|\d{1,9}[.)])\s+(.*)$/s;
@@ -125,16 +126,25 @@ export class Markdown {
     this.#close();
     const code = element("code");
     this.root.append(element("pre", code));
-    this.block = { kind: "fence", marks, node: code };
+    this.block = { kind: "fence", marks, node: code, lines: 0 };
   }
 
   #inFence(line) {
-    const { marks, node } = this.block;
+    const { marks } = this.block;
     this.tail?.remove();
     this.tail = null;
     const closing = line.trim();
     if (closing.length >= marks.length && closing === marks[0].repeat(closing.length)) this.#close();
-    else node.append(`${line}\n`);
+    else this.#code(`${line}\n`);
+  }
+
+  #code(line) {
+    const block = this.block;
+    if (block.lines++ === LONG_CODE_LINES) {
+      block.lines = 1;
+      block.node = block.node.parentElement.appendChild(element("code"));
+    }
+    block.node.append(line);
   }
 
   #alone(node) {
@@ -157,11 +167,13 @@ export class Markdown {
   /** A line of a paragraph or a quotation; lines in a list go on with its last item. */
   #flow(kind, text) {
     const block = this.block;
-    if (block && (block.kind === "ul" || block.kind === "ol")) {
+    if (kind === "p" && ["ul", "ol"].includes(block?.kind)) {
       block.node.lastElementChild.append("\n", ...inline(text.trim()));
       return;
     }
-    if (block?.kind !== kind) {
+    const long = block?.node.textContent.length > LONG_PARAGRAPH;
+    if (block?.kind !== kind || long) {
+      if (long) block.node.classList.add("goes-on");
       this.#close();
       const node = element(kind, ...inline(text));
       this.root.append(node);

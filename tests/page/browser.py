@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # No name is looked up and nothing but this machine is reached.
 FLAGS = (
     "--headless=new",
@@ -38,35 +38,20 @@ FLAGS = (
 class Page:
     """One tab. `requests` holds every URL it asked for, `problems` what the console or the CSP complained of."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, session_id: str) -> None:
+    def __init__(self, owner: "Browser", session_id: str) -> None:
         self.requests: list[dict[str, Any]] = []
         self.problems: list[str] = []
-        self._socket = socket
+        self._owner = owner
         self._session_id = session_id
-        self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._last = 0
 
-    async def read(self) -> None:
-        async for message in self._socket:
-            found = json.loads(message.data)
-            if "id" in found:
-                reply = self._replies.pop(found["id"], None)
-                if reply is not None and not reply.done():
-                    reply.set_result(found)
-            elif found["method"] == "Network.requestWillBeSent":
-                self.requests.append(found["params"]["request"])
-            elif found["method"] in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                self.problems.append(json.dumps(found["params"]))
+    def heard(self, event: str, params: Any) -> None:
+        if event == "Network.requestWillBeSent":
+            self.requests.append(params["request"])
+        elif event in ("Log.entryAdded", "Runtime.exceptionThrown"):
+            self.problems.append(json.dumps(params))
 
     async def command(self, method: str, **params: Any) -> Any:
-        self._last += 1
-        reply = self._replies[self._last] = asyncio.get_running_loop().create_future()
-        await self._socket.send_json(
-            {"id": self._last, "sessionId": self._session_id, "method": method, "params": params}
-        )
-        found = await asyncio.wait_for(reply, PATIENCE_S)
-        assert "error" not in found, found["error"]
-        return found["result"]
+        return await self._owner.command(method, self._session_id, **params)
 
     async def open(self, url: str) -> None:
         for domain in ("Page", "Network", "Log", "Runtime"):
@@ -82,7 +67,7 @@ class Page:
     async def until(self, condition: str) -> Any:
         """Wait until a JavaScript expression is true; the browser itself looks, at each frame."""
         poll = (
-            "new Promise((done, failed) => { const end = performance.now() + 20000; const look = () => {"
+            "new Promise((done, failed) => { const end = performance.now() + 100000; const look = () => {"
             f" let found = null; try {{ found = ({condition}); }} catch {{}}"
             " if (found) done(found); else if (performance.now() > end) failed(new Error('too late'));"
             " else setTimeout(look, 20); }; look(); })"
@@ -110,37 +95,74 @@ class Page:
         await self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
         )
-        await self.command(
-            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
-        )
+        await self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     async def screenshot(self, path: Path) -> None:
         found = await self.command("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(found["data"]))
 
 
+class Browser:
+    """A running browser: `tab` gives pages that share nothing."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._last = 0
+        self._pages: dict[str, Page] = {}
+
+    async def read(self) -> None:
+        """Hand out replies and events until the socket closes."""
+        async for message in self._socket:
+            found = json.loads(message.data)
+            if "id" in found:
+                reply = self._replies.pop(found["id"])
+                if not reply.done():
+                    reply.set_result(found)
+            elif found.get("sessionId") in self._pages:
+                self._pages[found["sessionId"]].heard(found["method"], found["params"])
+
+    async def command(self, method: str, session_id: str | None = None, **params: Any) -> Any:
+        self._last += 1
+        reply = self._replies[self._last] = asyncio.get_running_loop().create_future()
+        session = {} if session_id is None else {"sessionId": session_id}
+        await self._socket.send_json({"id": self._last, "method": method, "params": params} | session)
+        found = await asyncio.wait_for(reply, PATIENCE_S)
+        assert "error" not in found, found["error"]
+        return found["result"]
+
+    @asynccontextmanager
+    async def tab(self) -> AsyncIterator[Page]:
+        """A tab with storage of its own."""
+        context = (await self.command("Target.createBrowserContext"))["browserContextId"]
+        target = await self.command("Target.createTarget", url="about:blank", browserContextId=context)
+        attached = await self.command("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        page = self._pages[attached["sessionId"]] = Page(self, attached["sessionId"])
+        try:
+            yield page
+        finally:
+            await self.command("Target.disposeBrowserContext", browserContextId=context)
+
+
 @asynccontextmanager
-async def browser(folder: Path) -> AsyncIterator[Page]:
-    """A fresh browser with one empty tab; its profile lies in `folder`."""
+async def browser(folder: Path) -> AsyncIterator[Browser]:
+    """A fresh browser; its profile lies in `folder`."""
     assert CHROMIUM is not None
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         *FLAGS,
         f"--user-data-dir={folder}",
-        "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"HOME": str(folder)},
     )
     try:
-        port, path = await asyncio.wait_for(_address(folder / "DevToolsActivePort"), PATIENCE_S)
-        async with aiohttp.ClientSession() as session, session.ws_connect(
-            f"ws://127.0.0.1:{port}{path}", max_msg_size=0
-        ) as socket:
-            page = Page(socket, await _first_tab(socket))
-            reader = asyncio.create_task(page.read())
+        address = await asyncio.wait_for(_address(folder / "DevToolsActivePort"), PATIENCE_S)
+        async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
+            found = Browser(socket)
+            reader = asyncio.create_task(found.read())
             try:
-                yield page
+                yield found
             finally:
                 reader.cancel()
     finally:
@@ -149,22 +171,8 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
         await process.wait()
 
 
-async def _address(path: Path) -> tuple[str, str]:
-    while not path.exists() or path.read_text().count("\n") < 1:
+async def _address(path: Path) -> str:
+    while not path.exists() or "\n" not in path.read_text():
         await asyncio.sleep(0.05)
     port, _, address = path.read_text().partition("\n")
-    return port, address.strip()
-
-
-async def _first_tab(socket: aiohttp.ClientWebSocketResponse) -> str:
-    await socket.send_json({"id": 1, "method": "Target.getTargets"})
-    targets = (await _reply(socket, 1))["targetInfos"]
-    target = next(target["targetId"] for target in targets if target["type"] == "page")
-    await socket.send_json({"id": 2, "method": "Target.attachToTarget", "params": {"targetId": target, "flatten": True}})
-    return (await _reply(socket, 2))["sessionId"]
-
-
-async def _reply(socket: aiohttp.ClientWebSocketResponse, number: int) -> Any:
-    while (found := json.loads((await socket.receive()).data)).get("id") != number:
-        pass
-    return found["result"]
+    return f"ws://127.0.0.1:{port}{address.strip()}"

@@ -97,9 +97,9 @@ class Page:
         )
         await self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    async def screenshot(self, path: Path) -> None:
-        found = await self.command("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(found["data"]))
+    async def screenshot(self) -> bytes:
+        """A PNG of what is in view."""
+        return base64.b64decode((await self.command("Page.captureScreenshot", format="png"))["data"])
 
 
 class Browser:
@@ -172,7 +172,12 @@ async def browser(folder: Path) -> AsyncIterator[Browser]:
 
 
 async def _address(path: Path) -> str:
-    while not path.exists() or "\n" not in path.read_text():
+    # The browser tells it nowhere else.
+    while not (written := _text(path)).count("\n"):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    port, _, address = path.read_text().partition("\n")
+    port, _, address = written.partition("\n")
     return f"ws://127.0.0.1:{port}{address.strip()}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -181,7 +181,7 @@ async def test_a_huge_answer_does_not_hang_the_page(chromium):
         code = await page.evaluate(f"[...document.querySelectorAll('{LAST} pre code')].map((one) => one.textContent)")
         assert "".join(code) == ("x" * 999 + "\n") * 1000
         assert await page.evaluate(f"document.querySelectorAll('{LAST} strong').length") == 40_000
-        assert (await page.text(f"{LAST} div")).endswith("y\n(The rest is not shown.)")
+        assert (await page.text(f"{LAST} div")).endswith("y\n\n(The rest is not shown.)")
         await page.evaluate("new Promise(requestAnimationFrame)")
         quiet(page)
 

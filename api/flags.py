@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from .options import Option, all_options, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .layers import Settings
 
 TITLES = {"server": "server settings", "runtime": "runtime settings"}
 
@@ -38,6 +40,26 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in vars(arguments).items() if name in all_options()}
     named = getattr(arguments, "named_model", None)
     return given if named is None else given | {"model": named}
+
+
+def as_arguments(settings: Settings, replaced: Mapping[str, str]) -> list[str]:
+    """Flags that give the same settings to a process without environment or file; `replaced` has texts of its own."""
+    found = []
+    for option in all_options().values():
+        if settings.sources[option.name] == "default":
+            continue
+        value = settings.value(option)
+        if option.plain is bool:
+            found.append(option.flag if value else "--no-" + option.flag.removeprefix("--"))
+        else:
+            found.append(f"{option.flag}={replaced.get(option.name, _written(value))}")
+    return found
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
 def dashed(arguments: Sequence[str]) -> list[str]:

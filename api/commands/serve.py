@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from ..keys import ApiKeys
+    from ..settings import ServerSettings
+
 NAME = "serve"
 HELP = "serve the OpenAI API over HTTP, on this machine unless told otherwise"
 
@@ -28,15 +31,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(invocation: Invocation) -> int:
     """Serve until a signal says stop."""
-    from ..server import ForcedStop, reaches_beyond_this_machine, serve
+    from ..server import ForcedStop, serve
 
     settings = invocation.settings
     keys = load_keys(settings.server.api_key_file, invocation.environment)
-    if reaches_beyond_this_machine(settings.server.host) and not keys and not settings.server.insecure:
-        raise SettingsError(
-            f"host {settings.server.host}: other machines could reach it, and there are no API keys; "
-            "set --api-key-file, or add --insecure if that is meant"
-        )
+    require_keys(settings.server, keys)
     bar = progress_bar()
     service = invocation.open_runtime(settings.runtime, bar)
     try:
@@ -62,6 +61,17 @@ def run(invocation: Invocation) -> int:
         if bar is not None:
             bar.close()
     return OK
+
+
+def require_keys(settings: ServerSettings, keys: ApiKeys) -> None:
+    """Raise SettingsError for an address that others can reach, when there are no keys and that is not said to be meant."""
+    from ..server import reaches_beyond_this_machine
+
+    if reaches_beyond_this_machine(settings.host) and not keys and not settings.insecure:
+        raise SettingsError(
+            f"host {settings.host}: other machines could reach it, and there are no API keys; "
+            "set --api-key-file, or add --insecure if that is meant"
+        )
 
 
 def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

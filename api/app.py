@@ -20,19 +20,24 @@ from .routes_models import cancel_request, list_models, show_model
 from .routes_responses import delete_response, responses, show_response
 from .routes_text import detokenize, tokenize
 from .settings import ServerSettings
+from .tracing import NO_TRACING
 
 if TYPE_CHECKING:
     from ..runtime.service import Service
     from .keys import ApiKeys
+    from .tracing import Tracing
 
 
 def create_app(
-    service: Service, settings: ServerSettings | None = None, keys: ApiKeys | None = None
+    service: Service,
+    settings: ServerSettings | None = None,
+    keys: ApiKeys | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> web.Application:
     """An application that serves `service`; run it with `handler_cancellation`, as `server.listening` does."""
     settings = settings or ServerSettings()
     app = web.Application(middlewares=[around], client_max_size=settings.max_body_bytes)
-    app[CONTEXT] = ApiContext(service, settings, HttpMetrics(), keys)
+    app[CONTEXT] = ApiContext(service, settings, HttpMetrics(), keys, tracing)
     app.on_response_prepare.append(decorate)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)

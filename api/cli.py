@@ -16,9 +16,10 @@ from .commands import bench, cache, chat, doctor, generate, models, serve, servi
 from .commands.common import FAILURE, INTERRUPTED, OK, USAGE, Invocation
 from .flags import dashed, given_settings
 from .layers import load_settings
+from .logs import set_up_logging
 from .options import SettingsError
 from .runtime_access import open_runtime as open_real_runtime
-from .terminal import note, set_up_logging
+from .terminal import note
 from .version import package_version
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _run(arguments: argparse.Namespace, environment: Mapping[str, str], open_run
         return OK
     is_service = arguments.command == serve.NAME
     chosen = is_service or settings.sources["log_level"] != "default"
-    set_up_logging(settings.server.log_level if chosen else "warning")
+    set_up_logging(settings.server.log_level if chosen else "warning", settings.server.log_format)
     for warning in settings.warnings:
         note(f"mlx-troupe: {warning}")
     return COMMANDS[arguments.command].run(Invocation(arguments, settings, open_runtime, environment))

@@ -13,6 +13,7 @@ from .errors import SERVER, ApiError, from_troupe, invalid
 from .keys import ApiKeys
 from .limits import KeyLimits
 from .response_store import ResponseStore
+from .tracing import NO_TRACING
 from .version import package_version
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..runtime.service import Service
     from .http_metrics import HttpMetrics
     from .settings import ServerSettings
+    from .tracing import Tracing
 
 DEFAULT_MODEL_NAMES = ("", "default")
 LOADING_RETRY_AFTER_S = 5.0
@@ -37,11 +39,18 @@ class ApiContext:
         keys: who may ask.
         limits: how much each may.
         responses: answers that may be gone on from.
+        tracing: spans of requests.
     """
 
     def __init__(
-        self, service: Service, settings: ServerSettings, metrics: HttpMetrics, keys: ApiKeys | None = None
+        self,
+        service: Service,
+        settings: ServerSettings,
+        metrics: HttpMetrics,
+        keys: ApiKeys | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
+        self.tracing = tracing
         self.keys = keys or ApiKeys()
         self.responses = ResponseStore(settings.stored_responses_bytes, settings.stored_responses_ttl_s)
         self.limits = KeyLimits(settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)

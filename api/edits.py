@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_BYTES = 4 << 20
 

@@ -16,7 +16,9 @@ from .context import CONTEXT
 from .cors import cors_headers, preflight
 from .errors import AUTHENTICATION, CLIENT_CLOSED_REQUEST, INVALID, NOT_FOUND, SERVER, ApiError, as_api_error, invalid
 from .keys import presented_key
+from .logs import current_request
 from .page import PATHS as PAGE_PATHS
+from .tracing import NO_TRACING, RequestSpan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,11 +33,13 @@ access_logger = logging.getLogger("mlx_troupe.access")
 REQUEST_ID = web.RequestKey("request_id", str)
 STAGE = web.RequestKey("stage", str)
 STATUS = web.RequestKey("status", int)
+ERROR_CODE = web.RequestKey("error_code", str)
+SPAN = web.RequestKey("span", RequestSpan)
 KEY_NAME = web.RequestKey("key_name", str)
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 ANONYMOUS = "anonymous"
-_PROBES = ("/livez", "/readyz", "/metrics")  # asked every few seconds, and logged at debug level
+_PROBES = ("/livez", "/readyz", "/metrics", "/v1/troupe/status")  # asked every few seconds, and logged at debug level
 _KINDS = {404: NOT_FOUND, 405: INVALID, 413: INVALID}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
@@ -46,26 +50,48 @@ async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
     context = request.app[CONTEXT]
     given = request.headers.get("X-Request-Id", "")
     request[REQUEST_ID] = given if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+    route = _route(request)
+    tracing = NO_TRACING if route in _PROBES else context.tracing
     started = time.monotonic()
     status = CLIENT_CLOSED_REQUEST
     context.metrics.started()
-    try:
-        response = await _answer(request, handler, context)
-        status = request.get(STATUS, response.status)
-    except asyncio.CancelledError:
-        status = request.setdefault(STATUS, CLIENT_CLOSED_REQUEST)
-        raise
-    finally:
-        if request.get(STATUS) == CLIENT_CLOSED_REQUEST:
-            context.metrics.disconnected(request.get(STAGE, "body"))
-        seconds = time.monotonic() - started
-        context.metrics.ended(_route(request), status, seconds)
-        if context.settings.access_log:
-            level = logging.DEBUG if _route(request) in _PROBES else logging.INFO
-            line = "%s %s %d %.3fs %s %s"
-            name = request.get(KEY_NAME, "-")
-            access_logger.log(level, line, request.method, _route(request), status, seconds, request[REQUEST_ID], name)
+    mark = current_request.set(request[REQUEST_ID])
+    with tracing.request(request.method, route, request.headers, request[REQUEST_ID]) as span:
+        request[SPAN] = span
+        try:
+            response = await _answer(request, handler, context)
+            status = request.get(STATUS, response.status)
+        except asyncio.CancelledError:
+            status = request.setdefault(STATUS, CLIENT_CLOSED_REQUEST)
+            raise
+        finally:
+            if request.get(STATUS) == CLIENT_CLOSED_REQUEST:
+                context.metrics.disconnected(request.get(STAGE, "body"))
+            seconds = time.monotonic() - started
+            context.metrics.ended(route, status, seconds)
+            tracing.answered(span, status, request.get(ERROR_CODE))
+            if context.settings.access_log:
+                _log(request, route, status, seconds)
+            current_request.reset(mark)
     return response
+
+
+def _log(request: web.Request, route: str, status: int, seconds: float) -> None:
+    name = request.get(KEY_NAME, "-")
+    access_logger.log(
+        logging.DEBUG if route in _PROBES else logging.INFO,
+        "%s %s %d %.3fs %s %s",
+        request.method,
+        route,
+        status,
+        seconds,
+        request[REQUEST_ID],
+        name,
+        extra={
+            "facts": {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 4)}
+            | {"key": name, "error": request.get(ERROR_CODE)}
+        },
+    )
 
 
 async def decorate(request: web.Request, response: web.StreamResponse) -> None:
@@ -101,6 +127,7 @@ async def _answer(request: web.Request, handler: Handler, context: ApiContext) -
     except Exception as error:
         found = _api_error(error, request)
     context.metrics.failed(found.code)
+    request[ERROR_CODE] = found.code
     response = error_response(found, anthropic=_speaks_anthropic(request))
     if found.status == 503:
         response.force_close()  # the next try may reach another server

@@ -10,11 +10,12 @@ import msgspec
 from aiohttp import web
 
 from .errors import CLIENT_CLOSED_REQUEST, as_api_error
-from .middleware import REQUEST_ID, STAGE, STATUS
+from .middleware import ERROR_CODE, REQUEST_ID, SPAN, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
 from .streaming import send_whole, stream_events
 from .traced_writer import make_writer
+from .tracing import Watched
 from .wire.chat import ChatRequest
 
 if TYPE_CHECKING:
@@ -49,12 +50,16 @@ async def respond(
 
     The client leaving ends the runtime's work: aiohttp cancels this task, which leaves the runtime's block.
     """
+    span = request[SPAN]
+    span.asked(head.model, head.choices)
     names = (head.id, request[REQUEST_ID])
     with context.at_work(names, [generation.request_id for generation in generations]):
         if stream:
             return await _streamed(request, context, encoder(head, context.service.token_text), generations)
         request[STAGE] = "answer"
         completions = await completions_of(context.service, generations)
+    for choice in [choice for completion in completions for choice in completion.choices]:
+        span.choice_ended(choice.finish_reason, choice.usage)
     body = answer(head, completions, context.service.token_text)
     response = web.Response(body=msgspec.json.encode(body), content_type="application/json")
     try:
@@ -82,7 +87,9 @@ async def _streamed(
     try:
         async with events_of(context.service, generations) as source:
             encoder.prompt_tokens = getattr(source, "prompt_tokens", 0)
-            await stream_events(source, encoder, writer, settings.keepalive_interval_s)
+            span = request[SPAN]
+            heard = Watched(source, span) if span.records else source
+            await stream_events(heard, encoder, writer, settings.keepalive_interval_s)
             request[STATUS] = writer.response.status  # all is sent; the client may leave now
     except ConnectionError:
         request[STATUS] = CLIENT_CLOSED_REQUEST
@@ -93,6 +100,7 @@ async def _streamed(
     finally:
         request.setdefault(STAGE, encoder.stage)
     if encoder.error is not None:
+        request[ERROR_CODE] = encoder.error.code
         context.metrics.failed(encoder.error.code)
     return writer.response
 

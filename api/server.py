@@ -22,6 +22,7 @@ from aiohttp import web
 from ..runtime.service import Service
 from .app import create_app
 from .guard import ConnectionGuard, GuardedHandler
+from .tracing import NO_TRACING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from .keys import ApiKeys
     from .settings import ServerSettings
+    from .tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +69,15 @@ def reaches_beyond_this_machine(host: str) -> bool:
 
 
 @asynccontextmanager
-async def listening(service: Service, settings: ServerSettings, keys: ApiKeys | None = None) -> AsyncIterator[str]:
+async def listening(
+    service: Service, settings: ServerSettings, keys: ApiKeys | None = None, tracing: Tracing = NO_TRACING
+) -> AsyncIterator[str]:
     """Listen while the block runs; gives the URL. Raises OSError when the address cannot be had.
 
     Leaving lets running answers end, for a few seconds; leaving by an exception or cancellation cuts them off.
     """
     runner = web.AppRunner(
-        create_app(service, settings, keys),
+        create_app(service, settings, keys, tracing),
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
@@ -119,6 +123,7 @@ async def serve(
     *,
     drain_timeout_s: float,
     keys: ApiKeys | None = None,
+    tracing: Tracing = NO_TRACING,
     announce: Callable[[str], None],
 ) -> None:
     """Serve until a signal says stop. `announce` gets the URL once connections are accepted.
@@ -130,7 +135,7 @@ async def serve(
     async with anyio.create_task_group() as group:
         await group.start(stop.watch, group.cancel_scope)
         try:
-            async with listening(service, settings, keys) as url:
+            async with listening(service, settings, keys, tracing) as url:
                 announce(url)
                 await _serve_loaded(service, stop, drain_timeout_s)
         except Exception as error:

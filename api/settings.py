@@ -47,6 +47,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         template_args: variables that requests may set in the chat template.
         access_log: log a line a request.
         log_level: least severe log lines to show.
+        log_format: text for people, or json, an object a line.
+        otel: send a span a request to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names; needs the extra otel.
         event_loop: "auto" takes uvloop when it is installed.
     """
 
@@ -87,4 +89,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     access_log: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    otel: bool = False
     event_loop: Literal["auto", "asyncio", "uvloop"] = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -20,14 +19,6 @@ _ERASE = "\r\x1b[2K"
 def note(text: str) -> None:
     """A line for the user that is no result."""
     print(text, file=sys.stderr, flush=True)
-
-
-def set_up_logging(level: str) -> None:
-    """Our own log from `level` on, other packages' from warnings on, all on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("mlx_troupe").setLevel(level.upper())
 
 
 def size(count: int) -> str:

@@ -10,6 +10,7 @@ from ..flags import add_model, add_settings
 from ..keys import load_keys
 from ..options import SettingsError
 from ..terminal import note, progress_bar
+from ..tracing import NO_TRACING, Tracing, tracing_to_collector
 from .common import FAILURE, INTERRUPTED, OK, Invocation
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def run(invocation: Invocation) -> int:
     settings = invocation.settings
     keys = load_keys(settings.server.api_key_file, invocation.environment)
     require_keys(settings.server, keys)
+    tracing = _tracing(settings.server)
     bar = progress_bar()
     service = invocation.open_runtime(settings.runtime, bar)
     try:
@@ -45,6 +47,7 @@ def run(invocation: Invocation) -> int:
                     service,
                     settings.server,
                     keys=keys,
+                    tracing=tracing,
                     drain_timeout_s=settings.runtime.drain_timeout_s,
                     announce=lambda url: print(f"mlx-troupe is listening on {url}", flush=True),
                 )
@@ -60,11 +63,12 @@ def run(invocation: Invocation) -> int:
     finally:
         if bar is not None:
             bar.close()
+        tracing.close()
     return OK
 
 
 def require_keys(settings: ServerSettings, keys: ApiKeys) -> None:
-    """Raise SettingsError for an address that others can reach, when there are no keys and that is not said to be meant."""
+    """Raise SettingsError for an address that others can reach when there are no keys, unless that is meant."""
     from ..server import reaches_beyond_this_machine
 
     if reaches_beyond_this_machine(settings.host) and not keys and not settings.insecure:
@@ -72,6 +76,15 @@ def require_keys(settings: ServerSettings, keys: ApiKeys) -> None:
             f"host {settings.host}: other machines could reach it, and there are no API keys; "
             "set --api-key-file, or add --insecure if that is meant"
         )
+
+
+def _tracing(settings: ServerSettings) -> Tracing:
+    if not settings.otel:
+        return NO_TRACING
+    try:
+        return tracing_to_collector()
+    except ImportError as error:
+        raise SettingsError(f"otel: {error.name} is not installed; pip install 'mlx-troupe[otel]'") from None
 
 
 def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

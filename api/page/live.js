@@ -12,7 +12,7 @@ const show = (id, text) => {
 const count = (number) => Number(number ?? 0).toLocaleString("en");
 
 export function bytes(number) {
-  let rest = Number(number);
+  let rest = Number(number ?? 0);
   for (const unit of ["B", "kB", "MB", "GB"]) {
     if (rest < 1000) return `${rest.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
     rest /= 1000;

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from mlx_troupe.api.keys import ApiKeys
 from mlx_troupe.api.server import listening
 from mlx_troupe.api.settings import ServerSettings
+from mlx_troupe.api.tracing import NO_TRACING, Tracing
 
 from .fake_service import FakeService
 
@@ -124,13 +125,17 @@ class RawRequest:
 
 @asynccontextmanager
 async def serving(
-    service: FakeService | None = None, *, keys: ApiKeys | None = None, **settings: Any
+    service: FakeService | None = None,
+    *,
+    keys: ApiKeys | None = None,
+    tracing: Tracing = NO_TRACING,
+    **settings: Any,
 ) -> AsyncIterator[Client]:
     """A server and a client for it. Nothing may be left running afterwards."""
     service = service or FakeService()
     before = asyncio.all_tasks()
     async with (
-        listening(service, ServerSettings(**({"port": 0, "access_log": False} | settings)), keys) as url,
+        listening(service, ServerSettings(**({"port": 0, "access_log": False} | settings)), keys, tracing) as url,
         aiohttp.ClientSession() as session,
     ):
         yield Client(url, session, service)

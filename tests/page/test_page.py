@@ -9,6 +9,8 @@ from mlx_troupe.api.keys import ApiKeys
 from mlx_troupe.runtime.events import Failed, Finished, ReasoningDelta, TextDelta, Usage
 from tests.api.fake_service import FakeService, Gate
 from tests.api.serving import serving
+from tests.api.tiny_server import real_server
+from tests.models.tiny import build_tiny
 
 from .browser import CHROMIUM, browser
 
@@ -254,3 +256,23 @@ CONTRAST = """(() => {
       return (a + 0.05) / (b + 0.05) < 4.5;
     }).map((one) => one.id || one.textContent.slice(0, 40));
 })()"""
+
+
+async def test_the_live_view_shows_a_real_runtime(chromium, tmp_path_factory):
+    folder = build_tiny("llama", tmp_path_factory.mktemp("model"))
+    async with real_server(folder) as url, chromium.tab() as page:
+        await page.open(url)
+        await page.fill("#max-tokens", "9")
+        for _ in range(2):
+            await page.evaluate("document.getElementById('said').textContent = ''")
+            await ask(page, "word " * 600)
+            await page.until(COMPLETE)
+            await page.click("#new-chat")
+        await page.until("Number(document.getElementById('answer-tokens').textContent) > 1")
+        await page.until("document.getElementById('finished').textContent === '2'")
+        await page.until("document.getElementById('cache-meter').value > 0.3")
+        assert await page.text("#model") == "tiny"
+        assert await page.text("#running") == "0"
+        assert "pages" in await page.text("#cache-ram")
+        assert await page.text("#memory-used") != "–"
+        quiet(page)

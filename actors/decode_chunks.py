@@ -102,6 +102,7 @@ class ChunkDesk:
                 outcome.restore_missed,
                 fault=outcome.fault,
                 transient_bytes=outcome.transient_bytes,
+                reading=outcome.reading,
             )
             for chunk, outcome in zip(chunks, outcomes, strict=True)
         )

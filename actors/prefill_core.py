@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..runtime.events import PrefillProgress
+from ..runtime.events import Embedded, PrefillProgress, PromptLogprobs
 from ..runtime.messages.admission import Requeue, RowDone
 from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, Store, Unlease
 from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
@@ -205,9 +205,13 @@ class PrefillCore:
         """Prompts so short that they should go before a long chunk which decode was offered already."""
         if self._overtaken:
             return []
-        offered_s = sum(self.cost.seconds(len(chunk.tokens), chunk.start) for _, chunk in self._offered.values())
+        offered = [(self._cost(prompt), chunk) for prompt, chunk in self._offered.values()]
+        offered_s = sum(cost.seconds(len(chunk.tokens), chunk.start) for cost, chunk in offered)
         limit_s = offered_s * OVERTAKE_SHARE if offered_s > SHORT_S else 0.0
-        return [prompt for prompt in free if self.cost.seconds(prompt.remaining, prompt.computed) < limit_s]
+        return [prompt for prompt in free if self._cost(prompt).seconds(prompt.remaining, prompt.computed) < limit_s]
+
+    def _cost(self, prompt: Prompt) -> ChunkCost:
+        return self.cost.of(scored=prompt.scored)
 
     def _offer(self, prompt: Prompt, tokens: int) -> Chunk:
         start, end = prompt.computed, prompt.computed + tokens
@@ -222,6 +226,8 @@ class PrefillCore:
             tuple([cut for cut in keep.cuts if start < cut < end]),
             stash,
             tuple([at for at in stash if at in keep.checkpoints]),
+            prompt.reading,
+            tuple(prompt.tokens[end : end + 1]) if prompt.scored else (),
         )
         prompt.offered = tokens
         self._offered[prompt.leader] = (prompt, chunk)
@@ -230,10 +236,11 @@ class PrefillCore:
     def _ran(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
         if outcome.error is None and not outcome.restore_missed:
             if not chunk.restore_pages:
-                self.cost.observe(outcome.tokens, outcome.start, outcome.seconds)
+                self._cost(prompt).observe(outcome.tokens, outcome.start, outcome.seconds)
                 if self.memory is not None:
                     self.memory.observe(outcome.tokens, outcome.start, outcome.transient_bytes)
             self._store(prompt, chunk)
+            self._take_reading(prompt, outcome)
         if chunk.restore_pages:
             self.to_cache.append(Unlease(prompt.leader))
             prompt.restore = ()
@@ -264,6 +271,11 @@ class PrefillCore:
             self._drop(prompt, request)
         if back and prompt.leader in self._prompts:
             self._close(prompt)
+
+    def _take_reading(self, prompt: Prompt, outcome: ChunkDone) -> None:
+        if outcome.reading is not None:
+            prompt.logprobs += outcome.reading.logprobs
+            prompt.vector = outcome.reading.vector
 
     def _store(self, prompt: Prompt, chunk: Chunk) -> None:
         if not chunk.stash:
@@ -297,11 +309,28 @@ class PrefillCore:
         for request in prompt.rows:
             request.computed = computed
 
+    def _tell_reading(self, prompt: Prompt) -> None:
+        """What was read off the prompt goes out once, whatever becomes of the rows later."""
+        for request in prompt.rows:
+            if request.finished or (reading := request.reading) is None:
+                continue
+            request.reading = None
+            if reading.pooling is not None:
+                request.events.push(Embedded(prompt.vector, request.index))
+            else:
+                request.events.push(PromptLogprobs(tuple(prompt.tokens), tuple(prompt.logprobs), request.index))
+
     def _complete(self, prompt: Prompt) -> None:
+        self._tell_reading(prompt)
+        if not prompt.rows[0].returns:
+            self.prompt_tokens += len(prompt.tokens)
+        if not prompt.rows[0].max_tokens:
+            for request in list(prompt.rows):
+                request.finish("length", self._clock.now())
+                self._drop(prompt, request)
+            return
         del self._prompts[prompt.leader]
         rows = tuple(prompt.rows)
-        if not rows[0].returns:
-            self.prompt_tokens += len(prompt.tokens)
         self._decoding += len(rows)
         self.to_decode.append(Ready(rows))
 

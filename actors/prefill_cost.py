@@ -24,6 +24,8 @@ _DRIFT = 0.05
 _NOISE = 0.1
 """Relative standard deviation of the time of a chunk of at least `_FULL_TOKENS`; shorter ones are noisier."""
 _FULL_TOKENS = 256
+_SCORED_SHARE = 2.0
+"""First guess of what a token costs when its logits are computed as well."""
 
 
 class ChunkCost:
@@ -42,6 +44,15 @@ class ChunkCost:
         self.depth_s = self.base_s / _DEPTH_UNIT
         spread_s = self.base_s * (_SPREAD_KNOWN if token_s else _SPREAD_UNKNOWN)
         self._variance = spread_s**2, 0.0, (4 * spread_s) ** 2  # of a, of both, of the slope
+        self._scored: ChunkCost | None = None
+
+    def of(self, *, scored: bool) -> ChunkCost:
+        """The costs of chunks that compute the logits of all their tokens: learnt apart, from this one at first."""
+        if not scored:
+            return self
+        if self._scored is None:
+            self._scored = ChunkCost(_SCORED_SHARE * self.base_s)
+        return self._scored
 
     def seconds(self, tokens: int, depth: int) -> float:
         """Predicted time of a chunk of `tokens` that starts at `depth`."""

@@ -21,6 +21,7 @@ from .memory_ledger import MEMORY_FLOOR_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..runtime.events import PositionLogprobs
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
     from .prefill_keep import KeepPlan
@@ -62,6 +63,7 @@ class Prompt:
         matched: value of the core's store count when the cache was asked last; None once work has begun.
         commons: by leader, how many tokens another prompt has in common with this one, once that was asked.
         offered: chunk tokens that decode was offered; None when none are.
+        reading: what is read off it; logprobs and vector are what it gave so far.
         waits_until_s: how long it may wait for another prompt that computes what it needs.
     """
 
@@ -71,17 +73,20 @@ class Prompt:
         "head",
         "keep",
         "key",
+        "logprobs",
         "leader",
         "matched",
         "matching",
         "namespace",
         "offered",
+        "reading",
         "restore",
         "restoring",
         "rows",
         "served_s",
         "target",
         "tokens",
+        "vector",
         "waits_until_s",
     )
 
@@ -92,6 +97,9 @@ class Prompt:
         self.tokens = first.known_tokens
         self.namespace = first.namespace
         self.target = first.prefill_target
+        self.reading = first.reading
+        self.logprobs: list[PositionLogprobs] = []
+        self.vector = b""
         self.computed = 0
         self.restore: tuple[int, ...] = ()
         self.served_s = now_s
@@ -112,6 +120,11 @@ class Prompt:
         """Tokens still to compute."""
         return self.target - self.computed
 
+    @property
+    def scored(self) -> bool:
+        """Whether its chunks compute logits, which costs more."""
+        return self.reading is not None and self.reading.top_logprobs is not None
+
 
 def in_order(prompts: Iterable[Prompt], cost: ChunkCost, now_s: float) -> list[Prompt]:
     """Who is served first. `prompts` come in the order of their admission."""
@@ -119,7 +132,7 @@ def in_order(prompts: Iterable[Prompt], cost: ChunkCost, now_s: float) -> list[P
     if not waiting:
         return []
     oldest = waiting[0] if now_s - waiting[0].served_s >= PATIENCE_S else None
-    waiting.sort(key=lambda prompt: cost.seconds(prompt.remaining, prompt.computed))
+    waiting.sort(key=lambda prompt: cost.of(scored=prompt.scored).seconds(prompt.remaining, prompt.computed))
     if oldest is not None and waiting[0] is not oldest:
         waiting.remove(oldest)
         waiting.insert(0, oldest)
@@ -130,6 +143,7 @@ def chunk_tokens(
     prompt: Prompt, cost: ChunkCost, policy: PrefillPolicy, *, contended: bool, memory: ChunkMemory | None = None
 ) -> int:
     """How many tokens the prompt's next chunk has; 0 only when all are restored."""
+    cost = cost.of(scored=prompt.scored)
     if contended:
         within = max(FLOOR_TOKENS, cost.tokens_within(policy.stall_target_s, prompt.computed))
     else:
@@ -155,7 +169,7 @@ def choose(
     tokens = chunk_tokens(first, cost, policy, contended=contended, memory=memory)
     chosen = [(first, tokens)]
     budget_s = SHORT_S if contended else policy.stall_target_s
-    spent_s = cost.seconds(tokens, first.computed)
+    spent_s = cost.of(scored=first.scored).seconds(tokens, first.computed)
     heads = {first.head}
     room_tokens = None if memory is None else memory.tokens_within(first.computed) - tokens
     for prompt in ordered[1:]:
@@ -163,7 +177,7 @@ def choose(
             continue
         if room_tokens is not None and prompt.remaining > room_tokens:
             continue  # they may run in one forward
-        seconds = cost.seconds(prompt.remaining, prompt.computed)
+        seconds = cost.of(scored=prompt.scored).seconds(prompt.remaining, prompt.computed)
         if spent_s + seconds > budget_s:
             continue
         if prompt.head is not None and not prompt.computed and prompt.head in heads:

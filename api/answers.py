@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .errors import ended_early
-from .logprobs import chat_logprobs, legacy_logprobs
+from .logprobs import chat_logprobs, echoed_logprobs, legacy_logprobs
 from .sse import EARLY_ENDS, StreamHead, usage_total
 from .wire.chat import AnswerFunction, AnswerMessage, AnswerToolCall, ChatChoice, ChatCompletion
 from .wire.completions import TextChoice, TextCompletion
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..runtime.generation import Choice, Completion
     from .logprobs import TokenText
+    from .wire.completions import LegacyLogprobs
 
 
 def chat_answer(head: StreamHead, completions: Sequence[Completion], token_text: TokenText) -> ChatCompletion:
@@ -62,14 +63,21 @@ def completion_answer(head: StreamHead, completions: Sequence[Completion], token
         choices=[
             TextChoice(
                 index,
-                choice.text,
-                None if choice.logprobs is None else legacy_logprobs(choice.logprobs, token_text),
+                head.echo_of(index) + choice.text,
+                _legacy_logprobs(choice, head.echo_of(index), token_text),
                 choice.finish_reason,
             )
             for index, choice in enumerate(choices)
         ],
         usage=usage_total([choice.usage for choice in choices], head.prompts),
     )
+
+
+def _legacy_logprobs(choice: Choice, text: str, token_text: TokenText) -> LegacyLogprobs | None:
+    if choice.logprobs is None:
+        return None
+    prompt = None if choice.prompt is None else echoed_logprobs(choice.prompt, text, token_text)
+    return legacy_logprobs(choice.logprobs, token_text, len(text), after=prompt)
 
 
 def _all_choices(completions: Sequence[Completion]) -> list[Choice]:

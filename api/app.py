@@ -14,6 +14,7 @@ from .openapi import DOCUMENT, document, show_docs, show_document
 from .page import add_page
 from .routes_chat import chat_completions
 from .routes_completions import completions
+from .routes_embeddings import embeddings
 from .routes_health import live, metrics, ready, status
 from .routes_messages import count_tokens, messages
 from .routes_models import cancel_request, list_models, show_model
@@ -41,6 +42,7 @@ def create_app(
     app.on_response_prepare.append(decorate)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)
+    app.router.add_post("/v1/embeddings", embeddings)
     app.router.add_post("/v1/messages", messages)
     app.router.add_post("/v1/messages/count_tokens", count_tokens)
     app.router.add_post("/v1/responses", responses)

@@ -12,7 +12,7 @@ from ..runtime.generation import MAX_STOPS
 from .errors import invalid
 
 if TYPE_CHECKING:
-    from .wire.fields import Number
+    from .wire.fields import Number, Prompts
 
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 256
@@ -68,6 +68,26 @@ def token_ids(value: list[Number], param: str) -> tuple[int, ...]:
         if number is not None:
             ids.append(number)
     return tuple(ids)
+
+
+def prompts(value: Prompts | None, most: int, param: str) -> list[str | tuple[int, ...]]:
+    """One or several prompts, each a text or token ids."""
+    if value is None or value == []:
+        raise invalid(f"{param} is required and must not be empty", param=param, code="missing_parameter")
+    if isinstance(value, str):
+        return [value]
+    if all(isinstance(item, int | float) for item in value):
+        return [token_ids([item for item in value if isinstance(item, int | float)], param)]
+    if len(value) > most:
+        raise invalid(f"{param} holds more than {most} prompts", param=param, code="too_many_prompts")
+    found: list[str | tuple[int, ...]] = []
+    for item in value:
+        if isinstance(item, int | float):
+            raise invalid(f"{param} mixes token ids with other prompts", param=param, code="invalid_type")
+        found.append(item if isinstance(item, str) else token_ids(item, param))
+    if any(prompt == () for prompt in found):
+        raise invalid(f"{param} holds an empty list of token ids", param=param)
+    return found
 
 
 def logit_bias(value: dict[str, Number] | None) -> tuple[tuple[int, float], ...]:

@@ -10,7 +10,7 @@ from .wire.completions import LegacyLogprobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..runtime.events import PositionLogprobs, TokenLogprob
+    from ..runtime.events import PositionLogprobs, PromptLogprobs, TokenLogprob
 
     TokenText = Callable[[int], tuple[str, bytes]]
 
@@ -22,9 +22,41 @@ def chat_logprobs(positions: Iterable[PositionLogprobs], token_text: TokenText) 
     return ChatLogprobs([_entry(position, token_text) for position in positions])
 
 
-def legacy_logprobs(positions: Iterable[PositionLogprobs], token_text: TokenText, offset: int = 0) -> LegacyLogprobs:
-    """The completions shape: parallel lists; `offset` is the first token's place in the text, in characters."""
-    found = LegacyLogprobs([], [], [], [])
+def echoed_logprobs(prompt: PromptLogprobs, text: str, token_text: TokenText) -> LegacyLogprobs:
+    """Those of a prompt that stands in the answer as `text`, in the completions shape: its first token has none."""
+    first = token_text(prompt.tokens[0])[0]
+    found = legacy_logprobs(prompt.logprobs, token_text, after=LegacyLogprobs([first], [None], [None], [0]))
+    found.text_offset = token_offsets(text, [token_text(token)[1] for token in prompt.tokens])
+    return found
+
+
+def token_offsets(text: str, tokens: Iterable[bytes]) -> list[int]:
+    """Where each token's bytes start in `text`, in characters. Special tokens, which are not in it, take no room."""
+    data = text.encode()
+    place = characters = 0
+    offsets = []
+    for token in tokens:
+        offsets.append(characters)
+        for raw in (token, token[1:] if token[:1] == b" " else token):  # tokenizers put a space in front
+            if data.startswith(raw, place):
+                characters += sum(byte & 0xC0 != 0x80 for byte in raw)
+                place += len(raw)
+                break
+    return offsets
+
+
+def legacy_logprobs(
+    positions: Iterable[PositionLogprobs],
+    token_text: TokenText,
+    offset: int = 0,
+    *,
+    after: LegacyLogprobs | None = None,
+) -> LegacyLogprobs:
+    """The completions shape: parallel lists, those of `after` first.
+
+    `offset` is the first token's place in the text, in characters.
+    """
+    found = after or LegacyLogprobs([], [], [], [])
     for position in positions:
         text = token_text(position.chosen.token)[0]
         found.tokens.append(text)

@@ -15,6 +15,7 @@ from .page import content_type
 from .version import package_version
 from .wire.chat import ChatCompletion, ChatRequest
 from .wire.completions import CompletionRequest, TextCompletion
+from .wire.embeddings import EmbeddingList, EmbeddingRequest
 from .wire.errors import ErrorBody
 from .wire.messages import MessageAnswer, MessagesRequest, TokenCount
 from .wire.models import ModelCard, ModelList
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _TYPES: dict[tuple[str, str], tuple[Any, Any, bool]] = {
     ("post", "/v1/chat/completions"): (ChatRequest, ChatCompletion, True),
     ("post", "/v1/completions"): (CompletionRequest, TextCompletion, True),
+    ("post", "/v1/embeddings"): (EmbeddingRequest, EmbeddingList, False),
     ("post", "/v1/messages"): (MessagesRequest, MessageAnswer, True),
     ("post", "/v1/messages/count_tokens"): (MessagesRequest, TokenCount, False),
     ("post", "/v1/responses"): (ResponsesRequest, Response, True),

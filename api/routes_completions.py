@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .answers import completion_answer
 from .body import read_body
 from .context import CONTEXT
@@ -16,6 +18,9 @@ from .wire.decode import COMPLETION, decode
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from ..runtime.generation import Generation
+    from .context import ApiContext
+
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """Continue one prompt, or each of several."""
@@ -25,12 +30,26 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = context.model(completion.model, request[REQUEST_ID])
     answer_id = new_id("cmpl")
     generations = completion_generations(completion, context.settings, answer_id)
+    head = head_of(context, completion, model, generations, answer_id)
+    if completion.echo:
+        head = msgspec.structs.replace(
+            head,
+            echo=tuple([await _text_of(generation, context) for generation in generations]),
+            echo_logprobs=generations[0].prompt_logprobs is not None,
+        )
     return await respond(
         request,
         context,
-        head_of(context, completion, model, generations, answer_id),
+        head,
         generations,
         stream=bool(completion.stream),
         encoder=CompletionChunkEncoder,
         answer=completion_answer,
     )
+
+
+async def _text_of(generation: Generation, context: ApiContext) -> str:
+    """The prompt as text, for an echo."""
+    if generation.prompt is not None:
+        return generation.prompt
+    return await context.service.detokenize(list(generation.tokens or ()))

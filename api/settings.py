@@ -31,6 +31,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: largest request body.
         max_messages: most messages of one chat.
         max_prompts: most prompts of one completion request.
+        max_embedding_inputs: most inputs of one embedding request.
         body_timeout_s: longest a client may take to send its body.
         write_timeout_s: a client that reads nothing for so long is cut off and its request cancelled.
         write_buffer_bytes: output of one stream that may wait in its socket's buffer.
@@ -67,6 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Count = 4 << 20
     max_messages: Count = 2048
     max_prompts: Count = 64
+    max_embedding_inputs: Count = 2048
     body_timeout_s: Seconds = 60.0
     write_timeout_s: Seconds = 30.0
     write_buffer_bytes: Count = 64 << 10

@@ -24,13 +24,14 @@ from ..runtime.events import (
     Failed,
     Finished,
     PrefillProgress,
+    PromptLogprobs,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
     Usage,
 )
 from .errors import ApiError, ended_early, from_failed, internal
-from .logprobs import chat_logprobs, legacy_logprobs
+from .logprobs import chat_logprobs, echoed_logprobs, legacy_logprobs
 from .wire.usage import CompletionUsage, usage_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
         include_usage: counts come in a last chunk, and every other chunk says `"usage": null`.
         return_progress: prefill progress comes in chunks without choices.
         reasoning_fields: names under which the thought is sent; () leaves it out.
+        echo: the prompts' texts, where choices begin with them; () leaves them out.
+        echo_logprobs: they come with their log-probabilities.
     """
 
     id: str
@@ -71,6 +74,12 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     return_progress: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
+    echo: tuple[str, ...] = ()
+    echo_logprobs: bool = False
+
+    def echo_of(self, choice: int) -> str:
+        """The text that a choice begins with."""
+        return self.echo[choice * self.prompts // self.choices] if self.echo else ""
 
 
 def json_text(text: str) -> bytes:
@@ -152,6 +161,8 @@ class ChunkEncoder(ABC):
                 self.stage = "prefill"
                 if self.head.return_progress:
                     pieces.append(self._progress_chunk(event))
+            case PromptLogprobs():
+                pieces.append(self._prompt_logprobs(event))
             case ReasoningDelta():
                 self.stage = "decode"
                 pieces.append(self._reasoning(event))
@@ -200,6 +211,9 @@ class ChunkEncoder(ABC):
         progress = {"total": event.total_tokens, "processed": event.done_tokens}
         ending = self._suffix[:-3] + b',"prompt_progress":' + _encode(progress) + b"}\n\n"
         return self._prefix + ending
+
+    def _prompt_logprobs(self, event: PromptLogprobs) -> bytes:
+        return b""
 
     def _reasoning(self, event: ReasoningDelta) -> bytes:
         return b""
@@ -269,7 +283,21 @@ class CompletionChunkEncoder(ChunkEncoder):
 
     def __init__(self, head: StreamHead, token_text: TokenText) -> None:
         super().__init__(head, token_text)
-        self._offsets = [0] * head.choices
+        self._offsets = [len(head.echo_of(index)) for index in range(head.choices)]
+
+    def opening(self) -> bytes:
+        """The prompts, unless their log-probabilities come with them later."""
+        if self.head.echo_logprobs:
+            return b""
+        return b"".join(self._echo(index, b"null") for index in range(self.head.choices) if self.head.echo)
+
+    def _prompt_logprobs(self, event: PromptLogprobs) -> bytes:
+        found = echoed_logprobs(event, self.head.echo_of(event.index), self._token_text)
+        return self._echo(event.index, _encode(found))
+
+    def _echo(self, index: int, logprobs: bytes) -> bytes:
+        opening = self._text_prefixes[index] + json_text(self.head.echo_of(index))
+        return opening + b',"logprobs":' + logprobs + b',"finish_reason":null}' + self._suffix
 
     def _text_opening(self, index: int) -> bytes:
         return b'{"index":%d,"text":' % index

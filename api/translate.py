@@ -8,7 +8,7 @@ import msgspec
 
 from ..runtime.generation import MAX_CHOICES, Generation
 from ..runtime.sampling_params import MAX_PENALTY_WINDOW_TOKENS, MAX_TOP_LOGPROBS, SamplingParams
-from .checks import logit_bias, real, stop_token_ids, stops, token_ids, whole
+from .checks import logit_bias, prompts, real, stop_token_ids, stops, whole
 from .constraints import grammar_of
 from .errors import invalid
 from .messages import chat_messages
@@ -71,16 +71,18 @@ def completion_generations(request: CompletionRequest, settings: ServerSettings,
         raise invalid("logprobs must be an integer", param="logprobs", code="invalid_type")
     asked = None if request.logprobs is False else request.logprobs
     top_logprobs = whole(asked, "logprobs", 0, MAX_COMPLETION_LOGPROBS)
-    common = _common(request, settings, top_logprobs, request.max_tokens, "max_tokens")
-    prompts = _prompts(request.prompt, settings.max_prompts)
+    echoed = bool(request.echo)
+    common = _common(request, settings, top_logprobs, request.max_tokens, "max_tokens", shortest=0 if echoed else 1)
+    given = prompts(request.prompt, settings.max_prompts, "prompt")
     return [
         msgspec.structs.replace(
             common,
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            prompt_logprobs=top_logprobs if echoed else None,
+            request_id=request_id if len(given) == 1 else f"{request_id}-{place}",
             prompt=prompt if isinstance(prompt, str) else None,
             tokens=None if isinstance(prompt, str) else prompt,
         )
-        for place, prompt in enumerate(prompts)
+        for place, prompt in enumerate(given)
     ]
 
 
@@ -90,8 +92,9 @@ def _common(
     top_logprobs: int | None,
     longest: Number | None,
     longest_name: str,
+    shortest: int = 1,
 ) -> Generation:
-    max_tokens = None if longest == _UNLIMITED else whole(longest, longest_name, 1, MAX_TOKENS)
+    max_tokens = None if longest == _UNLIMITED else whole(longest, longest_name, shortest, MAX_TOKENS)
     min_tokens = whole(request.min_tokens, "min_tokens", 0, MAX_TOKENS) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"min_tokens is more than {longest_name}", param="min_tokens")
@@ -210,24 +213,3 @@ def _thinking_budget(request: ChatRequest) -> int | None:
     if isinstance(given, bool) or not isinstance(given, int | float):
         return None
     return whole(given, "chat_template_kwargs.thinking_budget", 0, MAX_TOKENS)
-
-
-def _prompts(
-    prompt: str | list[str | int | float | list[int | float]] | None, most: int
-) -> list[str | tuple[int, ...]]:
-    if prompt is None or prompt == []:
-        raise invalid("prompt is required and must not be empty", param="prompt", code="missing_parameter")
-    if isinstance(prompt, str):
-        return [prompt]
-    if all(isinstance(item, int | float) for item in prompt):
-        return [token_ids([item for item in prompt if isinstance(item, int | float)], "prompt")]
-    if len(prompt) > most:
-        raise invalid(f"prompt holds more than {most} prompts", param="prompt", code="too_many_prompts")
-    found: list[str | tuple[int, ...]] = []
-    for item in prompt:
-        if isinstance(item, int | float):
-            raise invalid("prompt mixes token ids with other prompts", param="prompt", code="invalid_type")
-        found.append(item if isinstance(item, str) else token_ids(item, "prompt"))
-    if any(prompt == () for prompt in found):
-        raise invalid("prompt holds an empty list of token ids", param="prompt")
-    return found

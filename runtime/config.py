@@ -52,6 +52,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         trace: file for a Chrome trace of steps, messages and I/O, written at the end; empty records none.
         inbox: bound of each actor's inbox, in messages.
         length_classes: upper bounds, in tokens, of the KV length classes.
+        embedding_pooling: how hidden states become an embedding: "mean", "last", or what the model's folder says
+            ("auto"; the mean if it says nothing).
         tool_parser: how the model writes tool calls: a parser of mlx-lm, "harmony" or "none"; None asks the tokenizer.
         allow_download: whether a hub id may be fetched.
     """
@@ -91,5 +93,6 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     inbox: Count = 1024
     length_classes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, 1048576)
+    embedding_pooling: Literal["auto", "mean", "last"] = "auto"
     tool_parser: str | None = None
     allow_download: bool = False

@@ -39,6 +39,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
         base_bytes: device memory in use before the first row.
         device_bytes: what the device recommends to use at most; 0 when it does not say.
         unified: whether device and programs share one memory.
+        embeds: whether prompts can be made vectors.
     """
 
     vocab_size: int
@@ -55,6 +56,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     base_bytes: int = 0
     device_bytes: int = 0
     unified: bool = True
+    embeds: bool = True
 
 
 StepMessage: TypeAlias = "StepResult | ChunksResult | RowsFailed"

@@ -76,6 +76,27 @@ class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
     index: int = 0
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
+    """The prompt's own log-probabilities, before any output; only of requests that asked.
+
+    Attributes:
+        tokens: all ids of the prompt.
+        logprobs: one entry a token, from the second on: nothing foretells the first.
+        index: which choice.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    index: int = 0
+
+
+class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+    """The prompt as one vector, native float32, not yet of unit length; only of requests that asked."""
+
+    vector: bytes
+    index: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts and times of one choice, in tokens and seconds; `reasoning_tokens` are among the completion's."""
 
@@ -122,4 +143,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     index: int = 0
 
 
-Event = PrefillProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed
+Event = PrefillProgress | PromptLogprobs | Embedded | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed

@@ -21,6 +21,7 @@ import msgspec
 
 from .clock import MonotonicClock
 from .config import RuntimeConfig
+from .embedding import embed
 from .errors import (
     ActorDied,
     ContextLengthExceeded,
@@ -32,13 +33,23 @@ from .errors import (
     TroupeError,
 )
 from .event_stream import EventStream
-from .events import Failed, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+from .events import (
+    Embedded,
+    Failed,
+    Finished,
+    PrefillProgress,
+    PromptLogprobs,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
 from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation, ToolCall
 from .metrics import RuntimeMetrics
 from .output.events import EventSplitter
 from .prefix_cache import namespace, read_warm_prompts
+from .reading import PromptReading
 from .request import Request
-from .sampling_params import check_token_ids
+from .sampling_params import MAX_TOP_LOGPROBS, check_token_ids
 from .service import Readiness, Statistics, Status
 from .supervisor import Supervisor
 from .tracing import open_tracer
@@ -52,7 +63,7 @@ if TYPE_CHECKING:
     from ..actors.troupe import Troupe
     from .clock import Clock
     from .events import Event, Usage
-    from .generation import ModelInfo
+    from .generation import EmbeddingQuery, Embeddings, ModelInfo
     from .loading import LoadedEngine
     from .models.progress import Report
     from .output import Prepared
@@ -225,10 +236,17 @@ class Runtime:
             async for event in events:
                 if isinstance(event, Failed):
                     raise _raised(event)
-                if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta | Finished):
+                if not isinstance(event, PrefillProgress):
                     parts[event.index].add(event)
         choices = tuple(part.choice() for part in parts)
         return Completion(events.request_id, self.model.name, choices, _total(choices))
+
+    async def embed(self, query: EmbeddingQuery) -> Embeddings:
+        """See `Service.embed`."""
+        loaded, _ = self._require()
+        if not loaded.facts.embeds:
+            raise InvalidRequest("this model's hidden states cannot be had, so it makes no embeddings", param="model")
+        return await embed(self, query, loaded.pooling)
 
     def cancel(self, request_id: str) -> None:
         """See `Service.cancel`."""
@@ -282,7 +300,7 @@ class Runtime:
     def _max_tokens(self, generation: Generation, prompt_tokens: int, loaded: LoadedEngine, troupe: Troupe) -> int:
         room = loaded.facts.context_length - prompt_tokens
         wanted = generation.max_tokens
-        if room < 1 or (wanted is not None and wanted > room):
+        if room < (wanted if wanted is not None else 1):
             asked = f" and {wanted} of output" if wanted is not None else ""
             raise ContextLengthExceeded(
                 f"this model's context is {loaded.facts.context_length} tokens; the request has {prompt_tokens} of "
@@ -339,6 +357,7 @@ class Runtime:
                 turn_start=turn_start,
                 reasoning=loaded.turns.dropped_reasoning if chat else (),
                 constraint=prepared.constraints[index],
+                reading=_reading(generation),
                 on_end=self._ended,
                 gaps=self._metrics.gaps if self._metrics is not None else None,
             )
@@ -442,8 +461,10 @@ class _Parts:
         self.thoughts: list[str] = []
         self.calls: dict[int, list[ToolCallDelta]] = {}
         self.end: Finished | None = None
+        self.prompt: PromptLogprobs | None = None
+        self.embedding = b""
 
-    def add(self, event: TextDelta | ReasoningDelta | ToolCallDelta | Finished) -> None:
+    def add(self, event: PromptLogprobs | Embedded | TextDelta | ReasoningDelta | ToolCallDelta | Finished) -> None:
         match event:
             case Finished():
                 self.end = event
@@ -453,6 +474,10 @@ class _Parts:
                 self.calls.setdefault(event.call, []).append(event)
             case TextDelta():
                 self.deltas.append(event)
+            case PromptLogprobs():
+                self.prompt = event
+            case Embedded(vector=vector):
+                self.embedding = vector
 
     def choice(self) -> Choice:
         end = self.end
@@ -462,7 +487,7 @@ class _Parts:
             raise RequestCancelled("the request was cancelled")
         if end.reason == "timeout" and not self.deltas:
             raise RequestTimedOut("the request's time was over before its first token; raise timeout_s")
-        asked = any(delta.logprobs is not None for delta in self.deltas)
+        asked = self.prompt is not None or any(delta.logprobs is not None for delta in self.deltas)
         return Choice(
             text="".join(delta.text for delta in self.deltas),
             tokens=tuple(token for delta in self.deltas for token in delta.tokens),
@@ -475,6 +500,8 @@ class _Parts:
                 ToolCall(parts[0].id, parts[0].name, "".join(part.arguments for part in parts))
                 for parts in self.calls.values()
             ),
+            prompt=self.prompt,
+            embedding=self.embedding,
         )
 
 
@@ -484,8 +511,12 @@ def _check(generation: Generation) -> None:
         raise InvalidRequest("give exactly one of messages, prompt and tokens", param=given[-1] if given else "prompt")
     if not 1 <= generation.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}", param="n")
-    if generation.max_tokens is not None and generation.max_tokens < 1:
-        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    if generation.max_tokens is not None and generation.max_tokens < 0:
+        raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
+    if generation.embed is not None and (generation.max_tokens != 0 or generation.prompt_logprobs is not None):
+        raise InvalidRequest("an embedding takes max_tokens 0 and no log-probabilities", param="max_tokens")
+    if generation.prompt_logprobs is not None and not 0 <= generation.prompt_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"prompt_logprobs must be in [0, {MAX_TOP_LOGPROBS}]", param="prompt_logprobs")
     if generation.min_tokens < 0:
         raise InvalidRequest("min_tokens must not be negative", param="min_tokens")
     if generation.max_tokens is not None and generation.min_tokens > generation.max_tokens:
@@ -494,6 +525,12 @@ def _check(generation: Generation) -> None:
         raise InvalidRequest(f"at most {MAX_STOPS} stop strings", param="stop")
     if generation.timeout_s is not None and not generation.timeout_s > 0:
         raise InvalidRequest("timeout must be positive", param="timeout")
+
+
+def _reading(generation: Generation) -> PromptReading | None:
+    if generation.embed is None and generation.prompt_logprobs is None:
+        return None
+    return PromptReading(generation.prompt_logprobs, generation.embed)
 
 
 def _raised(event: Failed) -> TroupeError:

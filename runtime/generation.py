@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from .events import FinishReason, PositionLogprobs, Usage
+from .events import FinishReason, PositionLogprobs, PromptLogprobs, Usage
 from .grammar.spec import Grammar
+from .reading import Pooling
 from .sampling_params import SamplingParams
 
 MAX_CHOICES = 8
@@ -23,7 +24,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         prompt: raw text, tokenised as it stands.
         tokens: token ids, used as they stand.
         sampling: how tokens are picked.
-        max_tokens: most output tokens a choice; None is the rest of the context.
+        max_tokens: most output tokens a choice; None is the rest of the context, 0 computes the prompt alone.
+        prompt_logprobs: None, or how many of the likeliest tokens come with each prompt token's log-probability.
+        embed: the prompt becomes a vector, pooled in this way, and nothing is generated.
         stop: strings that end the output and are not part of it.
         stop_token_ids: ids that end the output, besides the model's own end tokens.
         ignore_eos: go on past the model's end tokens.
@@ -50,6 +53,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    embed: Pooling | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -80,7 +85,10 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One finished choice: its text, ids, log-probabilities (if asked) and why it ended."""
+    """One finished choice: its text, ids, log-probabilities (its own and the prompt's, if asked) and why it ended.
+
+    `embedding` is the prompt's vector, if that was asked: native float32, not of unit length.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -90,6 +98,8 @@ class Choice(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    prompt: PromptLogprobs | None = None
+    embedding: bytes = b""
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -104,6 +114,32 @@ class Completion(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The first choice's text."""
         return self.choices[0].text
+
+
+class EmbeddingQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts to turn into vectors.
+
+    Attributes:
+        inputs: texts, or token ids used as they stand.
+        pooling: None is what the model's folder or the configuration says.
+        dimensions: keep the first so many numbers of each vector; None keeps all.
+        timeout_s, priority: of the whole query, as of a Generation.
+        request_id: `cancel` knows the inputs by this and "-" and their place.
+    """
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    pooling: Pooling | None = None
+    dimensions: int | None = None
+    timeout_s: float | None = None
+    priority: int = 0
+    request_id: str = ""
+
+
+class Embeddings(msgspec.Struct, frozen=True):
+    """Vectors of unit length, little-endian float32, in the order of the inputs; tokens of all inputs together."""
+
+    vectors: tuple[bytes, ...]
+    prompt_tokens: int
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

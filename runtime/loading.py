@@ -14,6 +14,7 @@ from .generation import ModelInfo
 from .grammar import GrammarService
 from .mlx_thread import MlxThread
 from .output import Outputs
+from .reading import Pooling
 from .text import TextService
 from .text.turns import TurnFacts, learn_turns
 
@@ -41,6 +42,7 @@ class LoadedEngine(msgspec.Struct, frozen=True):
         outputs: constrains outputs and takes them apart.
         fingerprint: of the weights, see models/fingerprint.py.
         turns: what the chat template does from turn to turn.
+        pooling: how prompts become vectors, unless a request says.
     """
 
     engine: Engine
@@ -53,6 +55,7 @@ class LoadedEngine(msgspec.Struct, frozen=True):
     outputs: Outputs
     fingerprint: str = ""
     turns: TurnFacts = TurnFacts()
+    pooling: Pooling = "mean"
 
 
 async def on_thread(thread: MlxThread, job: Callable[[], T]) -> T:
@@ -110,7 +113,10 @@ async def load_engine(
     outputs = Outputs(text.dialect, GrammarService(text.token_bytes, text.special_token_ids, end_ids))
     identity = await anyio.to_thread.run_sync(lambda: _fingerprint(spec, config))
     turns = await learn_turns(text)
-    return LoadedEngine(engine, facts, thread, text, info, loaded.vocab_size, end_ids, outputs, identity, turns)
+    pooling = await anyio.to_thread.run_sync(lambda: _pooling(spec, config))
+    return LoadedEngine(
+        engine, facts, thread, text, info, loaded.vocab_size, end_ids, outputs, identity, turns, pooling
+    )
 
 
 def _aliases(spec: ModelSpec, config: RuntimeConfig) -> tuple[str, ...]:
@@ -140,6 +146,12 @@ def _fingerprint(spec: ModelSpec, config: RuntimeConfig) -> str:
     from .models.fingerprint import fingerprint
 
     return fingerprint(spec) if config.cache_disk_bytes else ""
+
+
+def _pooling(spec: ModelSpec, config: RuntimeConfig) -> Pooling:
+    from .models.pooling import pooling_of
+
+    return pooling_of(spec.path) if config.embedding_pooling == "auto" else config.embedding_pooling
 
 
 def _build(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .constraint import Constraint
     from .event_stream import EventStream
+    from .reading import PromptReading
     from .sampling_params import SamplingParams
     from .text import TextStream
 
@@ -70,7 +71,8 @@ class Request:
         index: which choice.
         prompt: prompt token ids, at least one.
         output: sampled ids; PLACEHOLDER while in flight is never stored here, only counted by decode.
-        sampling, max_tokens, min_tokens, stop_tokens: how the row runs; max_tokens is exact and known beforehand.
+        sampling, max_tokens, min_tokens, stop_tokens: how the row runs; max_tokens is exact and known beforehand, and 0
+            for a row that ends with its prompt.
         text: this row's detokenizer and stop matcher.
         events: where its events go.
         computed: tokens of prompt and output whose KV exists or is in flight.
@@ -88,6 +90,8 @@ class Request:
         resumed: output tokens that it had when it was last sent back; prefill computes them with the prompt.
         returns: how often it was sent back to the queue.
         faults: how often that was because a forward with it failed.
+        reading: what is read off its prompt; None is nothing, or that it has been read. Such a row keeps out of the
+            prefix cache: what is cached is not computed.
     """
 
     __slots__ = (
@@ -114,6 +118,7 @@ class Request:
         "output",
         "priority",
         "prompt",
+        "reading",
         "reasoning",
         "request_id",
         "resumed",
@@ -151,7 +156,9 @@ class Request:
         namespace: str = "",
         turn_start: int | None = None,
         reasoning: tuple[int, ...] = (),
+        reading: PromptReading | None = None,
     ) -> None:
+        self.reading = reading
         self.namespace = namespace
         self.turn_start = turn_start
         self.reasoning = reasoning
@@ -177,7 +184,7 @@ class Request:
         self.leader = row if leader is None else leader
         self.deadline_s = deadline_s
         self.priority = priority
-        self.cache = cache
+        self.cache = cache and reading is None
         self.state = State.QUEUED
         self.finish_reason: FinishReason | str | None = None
         self.arrived_s = arrived_s
@@ -204,7 +211,9 @@ class Request:
 
     @property
     def prefill_target(self) -> int:
-        """Tokens that prefill computes: all of `known_tokens` but the last, which joins as a decode row."""
+        """Tokens that prefill computes: `known_tokens` but the last, which joins as a decode row; all for a vector."""
+        if self.reading is not None and self.reading.pooling is not None:
+            return len(self.prompt)
         return len(self.prompt) + self.resumed - 1
 
     @property

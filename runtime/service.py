@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from .events import Event
-    from .generation import Completion, Generation, ModelInfo
+    from .generation import Completion, EmbeddingQuery, Embeddings, Generation, ModelInfo
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -193,6 +193,10 @@ class Service(Protocol):
 
     async def complete(self, generation: Generation) -> Completion:
         """Submit a request and wait for all its choices. Raises what `stream` raises, and failures as TroupeError."""
+        ...
+
+    async def embed(self, query: EmbeddingQuery) -> Embeddings:
+        """Turn texts into vectors. Raises what `complete` raises; InvalidRequest when the model makes none."""
         ...
 
     def cancel(self, request_id: str) -> None:

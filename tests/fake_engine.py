@@ -20,6 +20,7 @@ from mlx_troupe.runtime.messages.executor import NO_PAGE, Chunk, JoinRow, LeaveR
 from mlx_troupe.runtime.messages.memory_enforcer import MemorySample
 from mlx_troupe.runtime.page_blob import ArraySpec, PageBlob, PageLayout
 from mlx_troupe.runtime.prefix_page import token_key
+from mlx_troupe.runtime.reading import ChunkReading
 from mlx_troupe.runtime.request import PLACEHOLDER
 from tests.actors.oracle import Costs, Faults, ProtocolError, check, mix, oracle, sample
 
@@ -249,6 +250,18 @@ class FakeEngine:
         self.computed_tokens += len(chunk.tokens)
         self._put_aside(chunk.row, kv, chunk.stash)
         return ChunkOutcome(chunk.row, seconds, transient_bytes=transient)
+        return ChunkOutcome(chunk.row, seconds, reading=self._read(chunk, kv))
+
+    def _read(self, chunk: Chunk, kv: list[int]) -> ChunkReading | None:
+        """Log-probabilities are minus the tokens; a vector is the sum of the tokens so far, and the last one."""
+        if chunk.reading is None:
+            return None
+        if chunk.reading.pooling is not None:
+            check(not chunk.following, "a vector needs no token behind its chunk")
+            return ChunkReading(vector=array("f", [sum(kv), kv[-1]]).tobytes())
+        check(len(chunk.following) == 1, "there is no token behind the chunk to score")
+        targets = (*chunk.tokens[1:], *chunk.following)
+        return ChunkReading(tuple(PositionLogprobs(TokenLogprob(token, -float(token))) for token in targets))
 
     def _restored(self, chunk: Chunk) -> list[int] | None:
         check(bool(chunk.restore_pages) == bool(chunk.restore_tokens), "pages without tokens, or the reverse")

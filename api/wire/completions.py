@@ -6,30 +6,35 @@ from typing import Any
 
 import msgspec
 
-from .fields import Number, RequestFields
+from .fields import Number, Prompts, RequestFields
 from .usage import CompletionUsage
 
 
 class CompletionRequest(RequestFields, kw_only=True):
-    """The body of a completion request. `prompt` is a text, token ids, or a list of either."""
+    """The body of a completion request. `prompt` is a text, token ids, or a list of either.
 
-    prompt: str | list[str | int | float | list[int | float]] | None = None
+    `echo` puts the prompt in front of the output, with its log-probabilities if any are asked; `max_tokens` may be 0
+    then.
+    """
+
+    prompt: Prompts | None = None
     logprobs: Number | bool | None = None
     best_of: Number | None = None
+    echo: bool | None = None
     tools: Any = None
     tool_choice: Any = None
 
 
 class LegacyLogprobs(msgspec.Struct):
-    """Log-probabilities of a completion choice: one entry a token in every list.
+    """Log-probabilities of a completion choice: one entry a token in every list, null for a prompt's first token.
 
     Attributes:
         text_offset: where each token's text starts in the choice's text, in characters.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from ..errors import ApiError, invalid
 from .chat import ChatRequest
 from .completions import CompletionRequest
+from .embeddings import EmbeddingRequest
 from .fields import HARMLESS, RefusedFields
 from .messages import MessagesRequest
 from .responses import ResponsesRequest
@@ -19,6 +20,7 @@ Request = TypeVar("Request")
 
 CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
+EMBEDDINGS = msgspec.json.Decoder(EmbeddingRequest)
 RESPONSES = msgspec.json.Decoder(ResponsesRequest)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)

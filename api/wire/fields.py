@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 Number = int | float
+Prompts = str | list[str | int | float | list[int | float]]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -32,7 +33,6 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     documents: Any = None
     draft_model: Any = None
     dry_multiplier: Any = None
-    echo: Any = None
     function_call: Any = None
     functions: Any = None
     include_stop_str_in_output: Any = None
@@ -133,7 +133,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "documents": ([],),
     "dry_multiplier": (0,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_stop_str_in_output": (False,),

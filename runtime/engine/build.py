@@ -16,6 +16,7 @@ from .kv.pages import checkpoint_bytes, form_of, has_state, token_bytes, unstora
 from .kv.staged import StagedRow
 from .overlap import choose_overlap
 from .probe import choose_layout
+from .prompt_reader import PromptReader
 from .traced import make_engine
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ def build_engine(
     new_batch = layout.new_batch(model, config.length_classes)
     overlap = choose_overlap(config.overlap, model, layout.shapes, new_batch)
     tried, seconds = _tried(model, clock)
+    scored = _scored_ids(model) or vocab_size
+    reader = PromptReader(model, scored)
     facts = EngineFacts(
-        vocab_size=_scored_ids(model) or vocab_size,
+        vocab_size=scored,
         context_length=context_length,
         page_bytes=token_bytes(tried.caches) * config.page_tokens,
         checkpoints=has_state(tried.caches),
@@ -65,6 +68,7 @@ def build_engine(
         prefill_token_s=seconds,
         kv=kv_layout(model, layout.shapes, config.length_classes),
         **device_memory(),
+        embeds=reader.embeds,
     )
     mx.clear_cache()
     facts = msgspec.structs.replace(facts, base_bytes=mx.get_active_memory())
@@ -81,6 +85,7 @@ def build_engine(
         xtc_special=xtc_special,
         page_form=None if facts.cache_reason else form_of(tried.cut(0, 1)),
         shapes=layout.shapes if layout.together else None,
+        reader=reader,
     )
 
 

@@ -31,6 +31,7 @@ from .flight import Flight, marked
 from .kv.staged import StagedRow
 from .kv.together import LONGEST_TOGETHER, packs, prefill_together
 from .page_shelf import PageShelf
+from .prompt_reader import PromptReader, read_of
 from .sampling import RowSampler
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..constraint import Constraint
     from ..engine_protocol import EngineFacts, StepMessage
+    from ..events import PositionLogprobs
     from ..messages.executor import Chunk, JoinRow, LeaveRow
     from ..page_blob import PageBlob
     from .kv.batch import Batch
@@ -64,6 +66,7 @@ class MlxEngine:
         xtc_special: ids that XTC never drops.
         page_form: what pages from disk must look like; None takes any.
         shapes: of the layers, when short prompts may be computed together (see `kv.together`).
+        reader: reads log-probabilities and vectors off prompts; made here when None.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class MlxEngine:
         xtc_special: tuple[int, ...] = (),
         page_form: PageForm | None = None,
         shapes: list[LayerShape] | None = None,
+        reader: PromptReader | None = None,
     ) -> None:
         self.facts = facts
         self._model = model
@@ -96,6 +100,7 @@ class MlxEngine:
         self._peak_bytes = 0
         self._old_limit_bytes: int | None = None
         self._steps_to_trim: int | None = None
+        self._reader = reader or PromptReader(model, facts.vocab_size)
 
     # --- one plan -----------------------------------------------------------------------------------------------
 
@@ -345,7 +350,7 @@ class MlxEngine:
             chunk
             for chunk in chunks
             if chunk.start == 0
-            and not (chunk.restore_pages or chunk.cuts)
+            and not (chunk.restore_pages or chunk.cuts or chunk.reading)
             and 0 < len(chunk.tokens) <= LONGEST_TOGETHER
             and all(end == len(chunk.tokens) for end in chunk.checkpoints)
         ]
@@ -377,7 +382,7 @@ class MlxEngine:
                 return ChunkOutcome(chunk.row, 0.0, restore_missed=True)
             if shared_s is None and staged.length != chunk.start:
                 raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
-            self._extend(staged, chunk)
+            read = self._extend(staged, chunk)
         except Exception as error:
             logger.exception("a chunk of row %d failed", chunk.row)
             self._staged.pop(chunk.row, None)
@@ -385,25 +390,32 @@ class MlxEngine:
             seconds = self._clock.now() - began_s
             return ChunkOutcome(chunk.row, seconds, _text(error), fault=fault_of(error, "state"))
         transient = max(0, mx.get_peak_memory() - mx.get_active_memory()) if shared_s is None else 0
-        return ChunkOutcome(chunk.row, self._clock.now() - began_s, transient_bytes=transient)
+        seconds, reading = self._clock.now() - began_s, read_of(staged, chunk, read)
+        return ChunkOutcome(chunk.row, seconds, transient_bytes=transient, reading=reading)
 
     def _note_peak(self) -> None:
         """Begin a new measurement of the peak, and keep the old one."""
         self._peak_bytes = max(self._peak_bytes, mx.get_peak_memory())
         mx.reset_peak_memory()
 
-    def _extend(self, staged: StagedRow, chunk: Chunk) -> None:
+    def _extend(self, staged: StagedRow, chunk: Chunk) -> list[PositionLogprobs]:
         """Run the chunk's tokens, in pieces that end where it says, and put aside what it asks for."""
+        read: list[PositionLogprobs] = []
         end = chunk.start + len(chunk.tokens)
         pieces = sorted({cut for cut in (*chunk.cuts, *chunk.checkpoints) if chunk.start < cut < end} | {end})
         for piece in pieces:
             if piece > staged.length:
-                staged.append(chunk.tokens[staged.length - chunk.start : piece - chunk.start])
+                tokens = chunk.tokens[staged.length - chunk.start : piece - chunk.start]
+                if chunk.reading is None:
+                    staged.append(tokens)
+                else:
+                    read += self._reader.append(staged, tokens, chunk)
             if piece in chunk.checkpoints:
                 self.shelf.put_aside(chunk.row, piece, partial(staged.cut, checkpoint=True))
         for stash in chunk.stash:
             if stash not in chunk.checkpoints:
                 self.shelf.put_aside(chunk.row, stash, staged.cut)
+        return read
 
     def _staged_for(self, chunk: Chunk) -> StagedRow | None:
         """The row's staged KV, begun from pages on its first chunk; None when a page is gone."""
@@ -466,7 +478,7 @@ class MlxEngine:
         for held in (self._constraints, self._staged, self.shelf, self._fresh):
             held.clear()
         self._flight = None
-        del self._batch, self._new_batch, self._sampler, self._tokens, self._model
+        del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._reader
         mx.clear_cache()
         if self._old_limit_bytes is not None:
             mx.set_memory_limit(self._old_limit_bytes)

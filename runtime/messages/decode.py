@@ -6,6 +6,7 @@ import msgspec
 
 from ..events import PositionLogprobs
 from ..faults import Fault
+from ..reading import ChunkReading
 from ..request import Request
 from .executor import Chunk
 
@@ -72,6 +73,7 @@ class ChunkOutcome(msgspec.Struct, frozen=True):
     restore_missed: bool = False
     fault: Fault = "row"
     transient_bytes: int = 0
+    reading: ChunkReading | None = None
 
 
 class RowsFailed(msgspec.Struct, frozen=True, tag=True):

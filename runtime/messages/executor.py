@@ -6,6 +6,7 @@ import msgspec
 
 from ..constraint import Constraint
 from ..page_blob import PageBlob
+from ..reading import PromptReading
 from ..sampling_params import SamplingParams
 
 NO_PAGE = 0
@@ -25,6 +26,8 @@ class Chunk(msgspec.Struct, frozen=True):
         stash: where pieces end that are to be copied aside when this chunk is done; a piece begins at the last page
             boundary before its end.
         checkpoints: of these, the ends at which the state of layers that cannot be cut is kept too.
+        reading: what is read off the forward; None is nothing.
+        following: the prompt's tokens behind the chunk's, one at most.
     """
 
     row: int
@@ -35,6 +38,8 @@ class Chunk(msgspec.Struct, frozen=True):
     cuts: tuple[int, ...] = ()
     stash: tuple[int, ...] = ()
     checkpoints: tuple[int, ...] = ()
+    reading: PromptReading | None = None
+    following: tuple[int, ...] = ()
 
 
 class JoinRow(msgspec.Struct, frozen=True):

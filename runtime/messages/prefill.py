@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..faults import Fault
+from ..reading import ChunkReading
 from ..request import Request
 
 
@@ -67,6 +68,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
         dropped: decode never planned it: another Offer replaced it, or it was withdrawn.
         fault: whose doing the error was.
         transient_bytes: most that it took beside what it left behind; 0 when unknown.
+        reading: what was read off it.
     """
 
     row: int
@@ -78,6 +80,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
     dropped: bool = False
     fault: Fault = "row"
     transient_bytes: int = 0
+    reading: ChunkReading | None = None
 
 
 class CancelRows(msgspec.Struct, frozen=True, tag=True):

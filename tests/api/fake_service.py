@@ -8,6 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import numpy as np
+
+from mlx_troupe.runtime.embedding import unit
 from mlx_troupe.runtime.errors import (
     EngineFailed,
     InvalidRequest,
@@ -21,11 +24,12 @@ from mlx_troupe.runtime.events import (
     Failed,
     Finished,
     PositionLogprobs,
+    PromptLogprobs,
     TextDelta,
     TokenLogprob,
     Usage,
 )
-from mlx_troupe.runtime.generation import Choice, Completion, Generation, ModelInfo
+from mlx_troupe.runtime.generation import Choice, Completion, EmbeddingQuery, Embeddings, Generation, ModelInfo
 from mlx_troupe.runtime.sampling_params import check_token_ids
 from mlx_troupe.runtime.service import Readiness, Statistics, Status
 
@@ -52,10 +56,19 @@ def position(generation: Generation, token: int) -> tuple[PositionLogprobs, ...]
     return (PositionLogprobs(TokenLogprob(token, -0.5), best),)
 
 
+def prompt_logprobs(generation: Generation) -> Script:
+    """One a choice, when asked: the prompt's tokens are its letters, or what was sent."""
+    if generation.prompt_logprobs is None:
+        return []
+    tokens = generation.tokens or tuple(ord(letter) % VOCAB_SIZE for letter in generation.prompt or "")
+    entries = tuple(entry for token in tokens[1:] for entry in position(generation, token) or ())
+    return [PromptLogprobs(tokens, entries, index) for index in range(generation.n)]
+
+
 def hello(generation: Generation) -> Script:
     """Four words a choice, the choices in turn, at most `max_tokens`."""
-    count = min(len(WORDS), generation.max_tokens or len(WORDS))
-    script: Script = []
+    count = len(WORDS) if generation.max_tokens is None else min(len(WORDS), generation.max_tokens)
+    script: Script = [*prompt_logprobs(generation)]
     for token, word in enumerate(WORDS[:count]):
         for index in range(generation.n):
             script.append(TextDelta(word, (token,), position(generation, token), index))
@@ -194,6 +207,7 @@ class FakeService:
         tokens: list[tuple[int, ...]] = [()] * generation.n
         logprobs: list[tuple[PositionLogprobs, ...]] = [()] * generation.n
         ends: dict[int, Finished] = {}
+        prompts: dict[int, PromptLogprobs] = {}
         async with self.stream(generation) as source:
             async for event in source:
                 match event:
@@ -201,6 +215,8 @@ class FakeService:
                         texts[index] += event.text
                         tokens[index] += event.tokens
                         logprobs[index] += event.logprobs or ()
+                    case PromptLogprobs(index=index):
+                        prompts[index] = event
                     case Finished(index=index):
                         ends[index] = event
                     case Failed(code="timeout"):
@@ -209,10 +225,32 @@ class FakeService:
                         raise EngineFailed(event.message)
         asked = generation.sampling.top_logprobs is not None
         choices = tuple(
-            Choice(texts[i], tokens[i], ends[i].reason, logprobs[i] if asked else None, None, ends[i].usage)
+            Choice(
+                texts[i],
+                tokens[i],
+                ends[i].reason,
+                logprobs[i] if asked else None,
+                None,
+                ends[i].usage,
+                prompt=prompts.get(i),
+            )
             for i in range(generation.n)
         )
         return Completion(generation.request_id, self._model.name, choices, choices[0].usage)
+
+    async def embed(self, query: EmbeddingQuery) -> Embeddings:
+        vectors = []
+        tokens = 0
+        for place, given in enumerate(query.inputs):
+            ids = await self.tokenize(given) if isinstance(given, str) else given
+            check_token_ids(ids, VOCAB_SIZE, "input")
+            generation = Generation(tokens=tuple(ids), request_id=f"{query.request_id}-{place}")
+            async with self.stream(generation) as source:
+                async for _ in source:
+                    pass
+            vectors.append(unit(np.array([*ids, 1, 2], np.float32)[-3:].tobytes(), query.dimensions))
+            tokens += len(ids)
+        return Embeddings(tuple(vectors), tokens)
 
     def cancel(self, request_id: str) -> None:
         source = self.active.get(request_id)

@@ -20,18 +20,28 @@ if TYPE_CHECKING:
 
 
 class StagedRow:
-    """KV of `length` prompt tokens of one row, in caches of its own."""
+    """KV of `length` prompt tokens of one row, in caches of its own; `pooled` is what PromptReader makes of them."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.caches: list[Any] = make_prompt_cache(model)
         self.length = 0
+        self.pooled: mx.array | None = None
 
     def append(self, tokens: Sequence[int]) -> None:
         """Run more prompt tokens through the model and evaluate their KV; blocks until the device is done."""
-        self._model(mx.array([tokens], dtype=mx.int32), cache=self.caches)
+        self.forward(tokens)
         mx.eval(list(self.arrays()))
+
+    def forward(self, tokens: Sequence[int], module: Any = None) -> mx.array:
+        """Run more prompt tokens through the model, or the part of it that gives hidden states; nothing is evaluated.
+
+        Returns:
+            The output, lazy: logits or hidden states (1, tokens, size).
+        """
+        output: mx.array = (module or self._model)(mx.array([tokens], dtype=mx.int32), cache=self.caches)
         self.length += len(tokens)
+        return output
 
     def arrays(self) -> Iterator[mx.array]:
         """Everything the row holds."""

@@ -249,8 +249,7 @@ class FakeEngine:
         kv.extend(chunk.tokens)
         self.computed_tokens += len(chunk.tokens)
         self._put_aside(chunk.row, kv, chunk.stash)
-        return ChunkOutcome(chunk.row, seconds, transient_bytes=transient)
-        return ChunkOutcome(chunk.row, seconds, reading=self._read(chunk, kv))
+        return ChunkOutcome(chunk.row, seconds, transient_bytes=transient, reading=self._read(chunk, kv))
 
     def _read(self, chunk: Chunk, kv: list[int]) -> ChunkReading | None:
         """Log-probabilities are minus the tokens; a vector is the sum of the tokens so far, and the last one."""

@@ -17,7 +17,7 @@ import pytest
 
 from mlx_troupe.api.server import listening
 from mlx_troupe.api.settings import ServerSettings
-from mlx_troupe.runtime import Runtime
+from mlx_troupe.runtime import Failed, Generation, Runtime, SamplingParams
 
 SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 STREAMS = 32
@@ -105,3 +105,40 @@ async def idle(runtime: Runtime) -> None:
             break
         await asyncio.sleep(0.02)
     await asyncio.sleep(1.5)  # a memory sample is taken each second
+
+
+async def churn(runtime: Runtime, seed: int, until_tokens: int) -> None:
+    """One client after the other, greedy and drawn, some of whom leave early."""
+    rng = random.Random(seed)
+    while runtime.statistics().completion_tokens < until_tokens:
+        drawn = rng.random() < 0.5
+        generation = Generation(
+            tokens=tuple(rng.randrange(10, 500) for _ in range(rng.choice([1, 5, 40, 200]))),
+            sampling=SamplingParams(temperature=0.8 if drawn else 0.0, top_p=0.9 if drawn else 1.0, seed=seed),
+            max_tokens=rng.choice([8, 100, 400]),
+            ignore_eos=True,
+        )
+        leaves = rng.random() < 0.1
+        async with runtime.stream(generation) as stream:
+            async for event in stream:
+                assert not isinstance(event, Failed), event
+                if leaves and rng.random() < 0.05:
+                    break
+
+
+@pytest.mark.heavy
+async def test_half_a_million_tokens(folder_of) -> None:
+    """500,000 tokens in tenths: after the second, live device memory and the process stay within 2 %."""
+    total = int(os.environ.get("SOAK_TOKENS", "500000"))
+    folder = str(folder_of("llama"))
+    async with Runtime(model=folder, page_tokens=64, prefix_cache_bytes=8 << 20, max_rows=64) as runtime:
+        marks = []
+        for part in range(1, 11):
+            await asyncio.gather(*(churn(runtime, 1000 * part + one, total * part // 10) for one in range(48)))
+            await idle(runtime)
+            marks.append(memory(runtime))
+            print(f"{runtime.statistics().completion_tokens} tokens: active, rss, objects {marks[-1]}", flush=True)
+        assert runtime.statistics().completion_tokens >= total
+        for at in range(3):
+            early, late = marks[1][at], marks[-1][at]
+            assert late <= early * 1.02, (at, marks)

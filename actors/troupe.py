@@ -1,4 +1,4 @@
-"""The troupe: builds the six actors of one engine, wires them, runs them in one task group, and answers for them.
+"""The troupe: runs the six actors of one engine in one task group, and answers for them.
 
 When an actor dies the others are stopped, every live request ends with the error, and `on_failure` is told; `run` then
 returns. Stopping (cancelling `run`) ends what is left with "the runtime was stopped".
@@ -8,35 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
 
 from ..runtime.actor import InboxFull, Reply
 from ..runtime.clock import MonotonicClock
-from ..runtime.errors import ActorDied, InvalidRequest, NotReady, Overloaded, TroupeError
+from ..runtime.errors import ActorDied, EngineFailed, InvalidRequest, NotReady, Overloaded, TroupeError
 from ..runtime.messages import admission as to_admission
 from ..runtime.messages import cache_store as to_cache
 from ..runtime.messages import memory_enforcer as to_memory
 from ..runtime.messages import prefill as to_prefill
 from ..runtime.service import ActorStatistics, MemoryStatus, Statistics
-from .admission import AdmissionActor
-from .admission_core import AdmissionCore, AdmissionPolicy
-from .cache_core import CachePolicy, CacheStoreCore
-from .cache_store import CacheStoreActor
-from .decode import DecodeActor
-from .decode_core import DecodeCore
-from .executor import ExecutorActor
-from .memory_enforcer import MemoryEnforcerActor
-from .memory_guard import MemoryGuard
-from .memory_ledger import MemoryLedger, pages_budget_bytes
-from .prefill import PrefillActor
-from .prefill_core import PrefillCore
-from .prefill_cost import ChunkCost
-from .prefill_keep import KeepRules, spacing_pages
-from .prefill_policy import PrefillPolicy
-from .transients import ChunkMemory
+from .casting import cast_for
+from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,17 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
-
-
-class Cast(NamedTuple):
-    """The actors of a troupe."""
-
-    admission: AdmissionActor
-    prefill: PrefillActor
-    decode: DecodeActor
-    executor: ExecutorActor
-    cache_store: CacheStoreActor
-    memory_enforcer: MemoryEnforcerActor
 
 
 class Troupe:
@@ -108,14 +83,14 @@ class Troupe:
         clock = clock or MonotonicClock()
         self.failure: TroupeError | None = None
         self.ended = anyio.Event()
-        self.cast = _cast(config, facts, engine, thread, clock, footprint, disk)
+        self.cast = cast_for(config, facts, engine, thread, clock, footprint, disk)
         for actor in self.cast:
             actor.tracer = tracer
         self._on_failure = on_failure
         self.row_limit_tokens = self._row_limit(facts.context_length)
         self._tick_s = tick_s
         self._running = False
-        _connect(self.cast)
+        self._progress = Progress(self.cast, config.hang_timeout_s, TICK_S, clock)
 
     @property
     def admission(self) -> Ref[AdmissionMessage]:
@@ -202,6 +177,8 @@ class Troupe:
         self.cast.prefill.ref.tell(to_prefill.Tick())
         self.cast.memory_enforcer.ref.tell(to_memory.Tick())
         self.cast.cache_store.ref.tell(to_cache.Tick())
+        if (still_s := self._progress.ended_s()) is not None:
+            self.thread_died(EngineFailed(f"requests have waited for {still_s:.0f} s and nothing has moved"))
 
     def thread_died(self, error: BaseException) -> None:
         """The engine's thread has ended by an exception. May be called from any thread."""
@@ -302,101 +279,3 @@ class Troupe:
             raise Overloaded(str(error)) from None
         except ActorDied as error:
             raise NotReady(error.message) from None
-
-
-def _cast(
-    config: RuntimeConfig,
-    facts: EngineFacts,
-    engine: Engine,
-    thread: JobThread,
-    clock: Clock,
-    footprint: Callable[[], int] | None,
-    disk: CacheDisk | None,
-) -> Cast:
-    memory = MemoryEnforcerActor(
-        facts,
-        config.memory,
-        config.memory_limit_bytes,
-        inbox=config.inbox,
-        clock=clock,
-        footprint=footprint,
-    )
-    pages_bytes = pages_budget_bytes(config.prefix_cache_bytes, memory.limits.admission_bytes, memory.base_bytes)
-    store = CacheStoreCore(cache_policy(config, facts, pages_bytes), clock=clock)
-    ledgers = _ledgers(config, facts, memory, store.tree.budget_bytes)
-    page_tokens = config.page_tokens if store.tree.budget_bytes else 0
-    keep = KeepRules(
-        page_tokens,
-        facts.checkpoints,
-        spacing_pages(facts.page_bytes, facts.checkpoint_bytes),
-        config.page_tokens if facts.checkpoints else 0,
-    )
-    gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
-    policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
-    chunks = None if facts.kv is None else ChunkMemory(facts.kv)
-    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock, memory=chunks)
-    guard = None if ledgers is None else MemoryGuard(ledgers(), _device_line(facts, memory))
-    pages_of_output = 0 if facts.checkpoints else page_tokens  # a finished row's state is not at a known token
-    decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=pages_of_output, clock=clock, guard=guard)
-    admission = AdmissionCore(gates, clock=clock, ledger=None if ledgers is None else ledgers())
-    inbox = config.inbox
-    return Cast(
-        admission=AdmissionActor(admission, inbox=inbox, clock=clock),
-        prefill=PrefillActor(prefill, inbox=inbox, clock=clock),
-        decode=DecodeActor(decode, inbox=inbox, clock=clock),
-        executor=ExecutorActor(engine, thread, inbox=inbox, clock=clock),
-        cache_store=CacheStoreActor(store, inbox=inbox, clock=clock, disk=disk),
-        memory_enforcer=memory,
-    )
-
-
-def cache_policy(config: RuntimeConfig, facts: EngineFacts, budget_bytes: int) -> CachePolicy:
-    """The cache's settings for a model, with what memory leaves it; one whose caches cannot be stored gets no cache."""
-    worth = facts.cache_reason is None and (facts.page_bytes > 0 or facts.checkpoints)
-    if facts.cache_reason is not None:
-        logger.info("prefix cache: off, %s", facts.cache_reason)
-    return CachePolicy(
-        page_tokens=config.page_tokens,
-        page_bytes=facts.page_bytes,
-        budget_bytes=budget_bytes if worth else 0,
-        checkpoints=facts.checkpoints,
-        checkpoint_bytes=facts.checkpoint_bytes,
-        spill=config.cache_spill,
-        spill_queue=config.cache_spill_queue,
-        restore_timeout_s=config.cache_restore_timeout_s,
-        max_stores=config.cache_max_stores,
-    )
-
-
-def _ledgers(
-    config: RuntimeConfig, facts: EngineFacts, memory: MemoryEnforcerActor, pages_bytes: int
-) -> Callable[[], MemoryLedger] | None:
-    """Makes an actor's own ledger; None when the model's layout is not known."""
-    kv = facts.kv
-    if kv is None:
-        return None
-    return lambda: MemoryLedger(
-        kv,
-        base_bytes=memory.base_bytes,
-        pages_bytes=pages_bytes,
-        line_bytes=memory.limits.admission_bytes,
-        chunk_tokens=config.prefill_chunk_tokens,
-    )
-
-
-def _device_line(facts: EngineFacts, memory: MemoryEnforcerActor) -> int:
-    """Where decode puts rows back, in bytes that MLX counts: what else the process holds is not among them."""
-    return memory.limits.preempt_bytes - (memory.base_bytes - facts.base_bytes)
-
-
-def _connect(cast: Cast) -> None:
-    admission, prefill, decode = cast.admission, cast.prefill, cast.decode
-    executor, cache_store, memory = cast.executor, cast.cache_store, cast.memory_enforcer
-    admission.prefill = prefill.ref
-    prefill.admission, prefill.decode, prefill.cache_store = admission.ref, decode.ref, cache_store.ref
-    decode.admission, decode.prefill = admission.ref, prefill.ref
-    decode.executor, decode.cache_store = executor.ref, cache_store.ref
-    executor.decode, executor.cache_store, executor.memory_enforcer = decode.ref, cache_store.ref, memory.ref
-    cache_store.prefill, cache_store.executor = prefill.ref, executor.ref
-    memory.admission, memory.cache_store = admission.ref, cache_store.ref
-    memory.decode, memory.executor = decode.ref, executor.ref

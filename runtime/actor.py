@@ -2,7 +2,7 @@
 
 Invariants (each has a test of its name):
 - `full_inbox_refuses`: `tell` never blocks; a full inbox raises InboxFull to the sender.
-- `death_answers_everyone`: when an actor ends, every Reply in its inbox or held by it fails with ActorDied.
+- `death_answers_everyone`: when an actor ends, every Reply in its inbox, in hand or held by it fails with ActorDied.
 - `one_batch_one_turn`: messages that wait together are handled in order, then `settle` runs once.
 All of it runs on the event loop's thread; other threads use `loop.call_soon_threadsafe(ref.tell, message)`.
 """
@@ -112,6 +112,7 @@ class Actor(Generic[M]):
         self.ref: Ref[M] = Ref(self)
         self._send, self._receive = anyio.create_memory_object_stream[M](inbox)
         self._death: ActorDied | None = None
+        self._in_hand: M | None = None
 
     def handle(self, message: M) -> None:
         """React to one message. An exception ends the actor."""
@@ -151,14 +152,17 @@ class Actor(Generic[M]):
         began = self.clock.now()
         handled = 1
         handle = self.handle if self.tracer is None else self._handle_traced
+        self._in_hand = message
         handle(message)
         while True:
             try:
                 message = self._receive.receive_nowait()
             except anyio.WouldBlock:
                 break
+            self._in_hand = message
             handle(message)
             handled += 1
+        self._in_hand = None
         self.settle()
         self.stats.handled += handled
         self.stats.turns += 1
@@ -175,6 +179,7 @@ class Actor(Generic[M]):
         self._death = death
         if not stopped:
             logger.error("actor %s failed", self.name, exc_info=cause)
+        _fail_reply(self._in_hand, death)
         while True:
             try:
                 _fail_reply(self._receive.receive_nowait(), death)

@@ -43,7 +43,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         memory: how much of the machine may be used: 70, 80 or 90 %.
         memory_limit_bytes: most that this process may use; None leaves that to `memory`.
         step_timeout_s: a step older than this turns readiness red.
-        hang_timeout_s: a step older than this is given up: requests end with an error and the engine is started anew.
+        hang_timeout_s: a step older than this is given up, as is an engine that does nothing for so long though
+            requests wait: they end with an error and it is started anew.
         restart_limit: how often within ten minutes a failed engine is started anew; 0 is never.
         drain_timeout_s: how long a stop waits for running requests.
         queue_timeout_s: longest a request waits for admission; None is for ever.

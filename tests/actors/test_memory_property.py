@@ -7,6 +7,7 @@ refused gets the oracle's tokens, and nobody waits for ever.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -14,11 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_troupe.actors.admission_core import STALL_S
 from mlx_troupe.runtime.errors import InvalidRequest, Overloaded
 from tests.actors.device import Device
 from tests.actors.parts import endings, expected
-from tests.actors.troupe import on_stage
+from tests.actors.troupe import Stage, on_stage
 from tests.fake_engine import Costs
+
+GAP_S = 0.5
+"""A chunk may last the stall target."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,24 @@ async def play(arrivals: list[Arrival], *, overlap: bool, seed: int, cache_pages
             if row.finish_reason == "length":
                 assert len(row.output) == row.max_tokens
         assert device.peak_bytes <= device.line_bytes
+        assert_nobody_starved(stage)
         return refused, stage.troupe.cast.decode.core.preempted
+
+
+def assert_nobody_starved(stage: Stage) -> None:
+    """First come, first in; the head of the queue is held for less than the stall limit; rows at work go on."""
+    came_in = [row for row in stage.rows if row.admitted_s is not None]
+    since_s = 0.0
+    for row in came_in:
+        assert row.admitted_s >= since_s, "it overtook one that came before"
+        assert row.admitted_s - max(since_s, row.arrived_s) < STALL_S
+        since_s = row.admitted_s
+    for row in came_in:
+        times = stage.engine.token_times.get(row.row, [])
+        if not row.returns and times:
+            gaps = [later - earlier for earlier, later in itertools.pairwise([row.admitted_s, *times])]
+            assert max(gaps[1:], default=0.0) <= GAP_S
+            assert gaps[0] < STALL_S
 
 
 async def leave(stage, request_id: str, turns: int) -> None:

@@ -18,6 +18,7 @@ from tests.fake_engine import Costs, FakeEngine
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from mlx_troupe.actors.cache_disk import CacheDisk
     from mlx_troupe.runtime.errors import TroupeError
     from mlx_troupe.runtime.request import Request
     from tests.actors.device import Device
@@ -40,6 +41,7 @@ class Stage:
         thread: Any = None,
         footprint: int = 0,
         device: Device | None = None,
+        disk: CacheDisk | None = None,
         **config: Any,
     ) -> None:
         self.clock: Clock = clock or ManualClock()
@@ -73,6 +75,7 @@ class Stage:
             on_failure=self.failures.append,
             tick_s=None,
             footprint=lambda: footprint,
+            disk=disk,
         )
         self.rows: list[Request] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_troupe.runtime.supervisor import StepWatch
+from mlx_troupe.runtime.step_watch import StepWatch
 
 
 @pytest.mark.parametrize(

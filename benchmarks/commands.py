@@ -94,6 +94,14 @@ def remake(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def micro(arguments: argparse.Namespace) -> int:
+    """`bench micro`: single parts beside their floors."""
+    from .micro import run as parts
+
+    parts.check(arguments)
+    return parts.run(arguments)
+
+
 def summarise_trace(arguments: argparse.Namespace) -> int:
     """`bench trace`: the figures of a Chrome trace."""
     print(summary(Path(arguments.file)))

@@ -10,7 +10,7 @@ from ...runtime.errors import TroupeError
 from ..flags import add_model, add_settings
 from ..options import SettingsError
 from ..terminal import progress_bar
-from .bench_flags import add_contenders, add_load, add_server
+from .bench_flags import add_contenders, add_load, add_micro, add_server
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +37,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     comparing = verbs.add_parser("compare", help=compare_help, description=compare_help, allow_abbrev=False)
     add_contenders(comparing)
     add_load(comparing)
+    micro_help = "single parts of the runtime, each beside its physical floor on this machine"
+    measuring = verbs.add_parser("micro", help=micro_help, description=micro_help, allow_abbrev=False)
+    add_micro(measuring)
     report_help = "the table, and the page, of a file that --json wrote"
     reporting = verbs.add_parser("report", help=report_help, description=report_help, allow_abbrev=False)
     reporting.add_argument("file", metavar="FILE")
@@ -60,6 +63,8 @@ def run(invocation: Invocation) -> int:
         match arguments.verb:
             case "report":
                 return commands.remake(arguments)
+            case "micro":
+                return commands.micro(arguments)
             case "trace":
                 return commands.summarise_trace(arguments)
             case "compare":

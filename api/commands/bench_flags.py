@@ -110,3 +110,20 @@ def add_contenders(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh-home", action="store_true", help="a throw-away HOME and no hub for those started here")
     parser.add_argument("--no-blas", action="store_true", help="do not preload OpenBLAS on Linux")
+
+
+def add_micro(parser: argparse.ArgumentParser) -> None:
+    """Which parts are measured, and on what."""
+    parser.add_argument(
+        "--parts", metavar="A,B", help="step, join, sampling, mask, tree, hop, detokenise, sse (default: all)"
+    )
+    parser.add_argument(
+        "--shape", choices=("tiny", "1.7b", "8b"), default="tiny", help="of the random-weight model (default: tiny)"
+    )
+    parser.add_argument("--rows", default="1,8,32", metavar="N,...", help="in the batch (default: 1,8,32)")
+    parser.add_argument(
+        "--contexts", default="256,1024", metavar="N,...", help="tokens of each row (default: 256,1024)"
+    )
+    parser.add_argument("--vocab", type=int, default=8192, metavar="N", help="ids the model scores (default: 8192)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="timings of each case a round (default: 5)")
+    parser.add_argument("--json", metavar="FILE", help="the figures as JSON")

@@ -102,7 +102,7 @@ def test_wrong_options_are_named(arguments, named, capsys):
     assert found.out == ""
 
 
-@pytest.mark.parametrize("verb", ["run", "compare", "report"])
+@pytest.mark.parametrize("verb", ["run", "compare", "report", "micro", "trace"])
 def test_help(verb, capsys):
     with pytest.raises(SystemExit) as caught:
         run(loaded(), "bench", verb, "--help")

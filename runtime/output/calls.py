@@ -43,7 +43,7 @@ class CallReader:
     Attributes:
         done: the call is over; `rest` is what came after it.
         failed: it was no call; its opening mark is text, and `rest` is to be read again.
-        count: calls begun.
+        count: calls begun; one that failed was being streamed.
 
     Args:
         dialect: the model's.
@@ -68,6 +68,7 @@ class CallReader:
         self._scan = JsonScan()
         self._scanned = 0
         self._streamed: JsonStream | None = None
+        self._raw: list[str] = []
 
     def feed(self, text: str) -> list[CallPart]:
         """Take more text. After `done` or `failed` no more may come."""
@@ -79,6 +80,7 @@ class CallReader:
         if self._eager and (header := _HEADER.match(self._body)) and header[1] in self._tools.names:
             self._streamed = JsonStream(self._first, header[1])
             self.count = 1
+            self._raw = [self._body[: header.end()]]
             body, self._body = self._body[header.end() :], ""
             return [self._streamed.opening(), *self._feed_streamed(body)]
         return self._look_for_end()
@@ -86,6 +88,8 @@ class CallReader:
     def finish(self) -> list[CallPart]:
         """The output is over: what is here is a call if it is whole."""
         if self._streamed is not None:
+            if not self._streamed.done:
+                return self._break()
             self.done = True
             return []
         may_be_whole = not self._dialect.call_end or self._dialect.parser == JSON_TOOLS
@@ -94,9 +98,12 @@ class CallReader:
 
     def _feed_streamed(self, text: str) -> list[CallPart]:
         assert self._streamed is not None
+        self._raw.append(text)
         parts = self._streamed.feed(text)
         if not self._streamed.done:
             return parts
+        if not self._streamed.whole:
+            return parts + self._break()
         self._body += self._streamed.left
         self._streamed.left = ""
         place = self._body.find(self._end)
@@ -105,6 +112,11 @@ class CallReader:
         elif (tail := self._body.lstrip(" \t\r\n}")) and not self._end.startswith(tail):
             self.done, self.rest = True, tail  # the closing mark is missing; the call is whole
         return parts
+
+    def _break(self) -> list[CallPart]:
+        """What was streamed is no call: all that was written comes out as text too."""
+        self.failed, self.rest = True, "".join(self._raw)
+        return []
 
     def _plausible(self) -> bool:
         if len(self._body) > MAX_CALL_CHARACTERS:
@@ -191,7 +203,8 @@ class JsonStream:
     """The arguments of one JSON call as they come.
 
     Attributes:
-        done: the arguments are whole; `left` is what came after them.
+        done: the arguments' brackets are closed; `left` is what came after them.
+        whole: they are JSON.
     """
 
     def __init__(self, call: int, name: str) -> None:
@@ -200,6 +213,12 @@ class JsonStream:
         self._call = call
         self._name = name
         self._scan = JsonScan()
+        self._said: list[str] = []
+
+    @property
+    def whole(self) -> bool:
+        """See above."""
+        return is_object("".join(self._said))
 
     def opening(self) -> CallPart:
         """The call's first part."""
@@ -207,6 +226,10 @@ class JsonStream:
 
     def feed(self, text: str) -> list[CallPart]:
         """Take more text."""
+        if self.done:
+            self.left += text
+            return []
         used = self._scan.feed(text)
         self.done, self.left = self._scan.done, text[used:]
+        self._said.append(text[:used])
         return [CallPart(self._call, "", "", text[:used])] if used else []

@@ -62,7 +62,7 @@ class EventSplitter:
     def _finish(self, event: Finished, found: list[Event]) -> None:
         splitter = self._splitters[event.index]
         found += (_event(part, event.index) for part in splitter.finish())
-        called = splitter.calls > 0 and event.reason == "stop"
+        called = splitter.calls > splitter.broken and event.reason == "stop"
         usage = msgspec.structs.replace(event.usage, reasoning_tokens=self._thought_tokens[event.index])
         found.append(msgspec.structs.replace(event, reason="tool_calls" if called else event.reason, usage=usage))
 

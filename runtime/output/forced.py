@@ -51,7 +51,7 @@ class ForcedSplitter:
     """
 
     def __init__(self, inner: Splitter, tools: Tools, name: str | None, *, eager: bool) -> None:
-        self.calls = 0
+        self.calls = self.broken = 0
         self._inner = inner
         self._tools = tools
         self._name = name
@@ -74,6 +74,11 @@ class ForcedSplitter:
         self._pieces = []
         if not text:
             return parts
+        if self._eager:
+            if is_object(text):
+                return parts
+            self.broken = 1
+            return [*parts, TextPart(text)]
         calls = self._calls(text)
         self.calls = len(calls)
         return [*parts, *(calls or [TextPart(text)])]
@@ -88,13 +93,14 @@ class ForcedSplitter:
                     self.calls = 1
                     parts.append(CallPart(0, new_call_id(), self._name or "", ""))
                 parts.append(CallPart(0, "", "", part.text))
+                self._pieces.append(part.text)
             else:
                 self._pieces.append(part.text)
         return parts
 
     def _calls(self, text: str) -> list[Part]:
         if self._name is not None:
-            return [CallPart(0, new_call_id(), self._name, text.strip())] if is_object(text) else []
+            return [CallPart(0, new_call_id(), self._name, text)] if is_object(text) else []
         try:
             found = checked_calls(json.loads(text), self._tools)
         except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ class HarmonySplitter:
 
     def __init__(self, tools: Tools | None, *, opened: bool, eager: bool) -> None:
         self.in_thought = False
-        self.calls = 0
+        self.calls = self.broken = 0
         self._tools = tools
         self._eager = eager
         self._held = ""
@@ -99,31 +99,35 @@ class HarmonySplitter:
             return
         if self._name is None:
             parts.append(ThoughtPart(text) if self.in_thought else TextPart(text))
-        elif self._eager and (self._begun or text.lstrip().startswith("{")):
-            self._stream(self._name, text, parts)
         else:
             self._pieces.append(text)
+            if self._begun:
+                parts.append(CallPart(self.calls - 1, "", "", text))
+            elif self._eager and (body := "".join(self._pieces)).lstrip().startswith("{"):
+                self._begin(self._name, body, parts)
 
-    def _stream(self, name: str, text: str, parts: list[Part]) -> None:
-        if not self._begun:
-            parts.append(CallPart(self.calls, new_call_id(), name, ""))
-            self.calls += 1
-            self._begun = True
+    def _begin(self, name: str, text: str, parts: list[Part]) -> None:
+        """Stream the arguments from here on."""
+        parts.append(CallPart(self.calls, new_call_id(), name, ""))
+        self.calls += 1
+        self._begun = True
         parts.append(CallPart(self.calls - 1, "", "", text))
 
     def _close(self, parts: list[Part]) -> None:
         """The message is over."""
         name, self._name = self._name, None
         self.in_thought = False
-        if name is None or self._begun:
+        if name is None:
             return
-        body = "".join(self._pieces).strip()
+        body = "".join(self._pieces)
         self._pieces = []
-        if is_object(body or "{}"):
-            parts.append(CallPart(self.calls, new_call_id(), name, body or "{}"))
+        arguments = body if body.strip() else "{}"
+        if not is_object(arguments):
+            self.broken += self._begun
+            parts.append(TextPart(body.strip()))
+        elif not self._begun:
+            parts.append(CallPart(self.calls, new_call_id(), name, arguments))
             self.calls += 1
-        elif body:
-            parts.append(TextPart(body))
 
     def _plain(self, text: str, parts: list[Part]) -> None:
         for mark in HARMONY_MARKERS:

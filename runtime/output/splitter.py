@@ -29,9 +29,11 @@ class Splitter(Protocol):
     Attributes:
         in_thought: the text so far ends inside a thought.
         calls: tool calls begun so far.
+        broken: those of them whose streamed arguments proved to be none; their text came out as well.
     """
 
     calls: int
+    broken: int
 
     @property
     def in_thought(self) -> bool:
@@ -59,7 +61,7 @@ class TaggedSplitter:
 
     def __init__(self, dialect: Dialect, tools: Tools | None, *, in_thought: bool, eager: bool) -> None:
         self.in_thought = in_thought
-        self.calls = 0
+        self.calls = self.broken = 0
         self._dialect = dialect
         self._tools = tools if dialect.call_start else None
         self._eager = eager
@@ -135,6 +137,7 @@ class TaggedSplitter:
         assert call is not None
         self.calls += call.count
         if call.failed:
+            self.broken += call.count
             self._failed_calls += 1
             self._failed_characters += len(call.rest)
             if self._failed_calls >= MAX_FAILED_CALLS or self._failed_characters >= MAX_FAILED_CHARACTERS:

@@ -35,6 +35,7 @@ class Read:
                 self.raw_calls[part.call][1] += part.arguments
         assert made.calls == len(self.raw_calls)
         self.parts = parts
+        self.made = made
 
     @property
     def calls(self):

@@ -86,3 +86,18 @@ def test_never_raises_and_cutting_does_not_matter(fragments, seed):
         size = rng.randrange(1, 9)
         pieces, text = [*pieces, text[:size]], text[size:]
     assert Read(HarmonySplitter(Tools(TOOLS), opened=False, eager=False), pieces).all == whole.all
+
+
+@pytest.mark.parametrize("cut", [None, 1, 6])
+def test_a_streamed_call_that_breaks_is_text_as_well(cut):
+    text = "<|channel|>commentary to=functions.stop<|message|>" + '{"why": "a'
+    whole, eager = split(text, cut), split(text, cut, eager=True)
+    assert eager.text == whole.text == '{"why": "a'
+    assert eager.made.calls == eager.made.broken == 1
+    assert whole.calls == []
+
+
+@pytest.mark.parametrize("cut", [None, 1, 6])
+def test_blanks_around_arguments_are_the_same_streamed_and_whole(cut):
+    text = '<|channel|>commentary to=functions.stop<|message|>\n {"why": "a"} \n<|call|>'
+    assert split(text, cut, eager=True).all == split(text, cut).all == ("", "", [["stop", '\n {"why": "a"} \n']])

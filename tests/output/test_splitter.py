@@ -215,3 +215,22 @@ def test_a_large_whole_call_is_read_fast():
     began = time.perf_counter()
     assert read(text, 5).calls == [("stop", arguments)]
     assert time.perf_counter() - began < 20
+
+
+@pytest.mark.parametrize("cut", [1, 5, 1000])
+@pytest.mark.parametrize("arguments", ['{"why": "a', '{"why": ', '{"why": nope}}</tool_call> after', "{"])
+def test_a_streamed_call_that_breaks_is_text_as_well(arguments, cut):
+    """What went out cannot be taken back, but the text agrees with the whole answer's, and no call counts."""
+    text = 'See <tool_call>{"name": "stop", "arguments": ' + arguments
+    whole, eager = read(text, cut), read(text, cut, eager=True)
+    assert whole.calls == []
+    assert eager.text == whole.text == text
+    assert eager.made.calls == eager.made.broken == 1
+    assert whole.made.calls == whole.made.broken == 0
+
+
+def test_a_whole_call_before_a_broken_one_counts():
+    text = '<tool_call>{"name": "stop", "arguments": {}}</tool_call><tool_call>{"name": "stop", "arguments": {"a'
+    eager = read(text, 3, eager=True)
+    assert (eager.made.calls, eager.made.broken) == (2, 1)
+    assert eager.raw_calls[0] == ["stop", "{}"]

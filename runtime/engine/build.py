@@ -9,8 +9,9 @@ import mlx.core as mx
 import msgspec
 
 from ..engine_protocol import EngineFacts
-from .device import device_memory
+from .device import backend, device_memory
 from .footprint import kv_layout
+from .host_threads import choose_threads
 from .kernels import ragged_attention
 from .kv.pages import checkpoint_bytes, form_of, has_state, token_bytes, unstorable
 from .kv.staged import StagedRow
@@ -49,6 +50,8 @@ def build_engine(
         xtc_special: ids that XTC never drops.
         tracer: records every step, if there is one.
     """
+    if backend() == "cpu":
+        choose_threads(model, clock)
     layout = choose_layout(model, ragged_attention())
     new_batch = layout.new_batch(model, config.length_classes)
     overlap = choose_overlap(config.overlap, model, layout.shapes, new_batch)

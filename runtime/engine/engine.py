@@ -4,7 +4,8 @@
 
 Step k+1 is built on the still-lazy tokens of step k and handed to the device before those tokens are read, so the
 device never waits for Python. In "build" mode (where launching ahead would copy KV, see `overlap`) the graph of k+1 is
-built, k is read, and only then k+1 is submitted. "off" commits every step at once.
+built, k is read, and only then k+1 is submitted. "off" commits every step at once. Where rows draw on the host (on
+MLX's CPU backend) the graph of k+1 is built on an array that the draw of k fills once the forward of k is done.
 
 Invariants (DESIGN section 3; tests carry these names): lengths advance at launch and tokens are filled at commit; a row
 that ended is in flight once more; buffers of an in-flight plan stay alive by data flow; a new row joins without a
@@ -23,15 +24,15 @@ import mlx.core as mx
 import numpy as np
 
 from ..faults import fault_of
-from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
+from ..messages.decode import ChunksResult, RowsFailed
 from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
-from .flight import Flight, marked
+from .chunks import ChunkRunner
+from .flight import Flight, marked, marked_on_host
 from .kv.staged import StagedRow
-from .kv.together import LONGEST_TOGETHER, packs, prefill_together
 from .page_shelf import PageShelf
-from .prompt_reader import PromptReader, read_of
+from .prompt_reader import PromptReader
 from .sampling import RowSampler
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..constraint import Constraint
     from ..engine_protocol import EngineFacts, StepMessage
-    from ..events import PositionLogprobs
+    from ..messages.decode import ChunkOutcome
     from ..messages.executor import Chunk, JoinRow, LeaveRow
     from ..page_blob import PageBlob
     from .kv.batch import Batch
     from .kv.pages import PageForm
     from .kv.shapes import LayerShape
+    from .sampling import Sampled
 
     Emit = Callable[[StepMessage], None]
 
@@ -85,7 +87,6 @@ class MlxEngine:
         self.facts = facts
         self._model = model
         self._new_batch = new_batch
-        self._shapes = shapes
         self._batch = new_batch()
         self._sampler = RowSampler(facts.vocab_size, xtc_special=xtc_special)
         self._clock = clock
@@ -95,12 +96,11 @@ class MlxEngine:
         self._token_order: list[int | None] = []
         self._fresh: dict[int, int] = {}
         self._constraints: dict[int, Constraint] = {}
-        self._staged: dict[int, StagedRow] = {}
         self.shelf = PageShelf(page_tokens, page_form)
-        self._peak_bytes = 0
+        self._chunks = ChunkRunner(model, shapes, self.shelf, clock, reader or PromptReader(model, facts.vocab_size))
+        self._staged = self._chunks.staged
         self._old_limit_bytes: int | None = None
         self._steps_to_trim: int | None = None
-        self._reader = reader or PromptReader(model, facts.vocab_size)
 
     # --- one plan -----------------------------------------------------------------------------------------------
 
@@ -108,6 +108,8 @@ class MlxEngine:
         """See `Engine.run`."""
         if any(leave.stash for leave in plan.leaves):
             self._answer_first(emit)
+        elif plan.joins or plan.leaves:
+            self._draw_first(plan, emit)
         self._change_rows(plan, emit)
         self._trim_pool()
         try:
@@ -133,6 +135,15 @@ class MlxEngine:
         except Exception as error:
             logger.exception("the step before could not be read")
             self._fail_all(StepPlan(0), error, emit)
+
+    def _draw_first(self, plan: StepPlan, emit: Emit) -> None:
+        """Tokens whose draw was put off are drawn while the batch is still as it was."""
+        try:
+            if self._flight is not None:
+                _ = self._flight.sampled
+        except Exception as error:
+            logger.exception("the step before could not be drawn")
+            self._fail_all(StepPlan(plan.step), error, emit)
 
     def _change_rows(self, plan: StepPlan, emit: Emit) -> None:
         for leave in plan.leaves:
@@ -166,21 +177,39 @@ class MlxEngine:
             return
         launched_s = self._clock.now()
         logits = self._batch.forward(self._inputs(order))[:, -1]
-        allowed = None
-        if self._constraints:
-            allowed, order = self._constrain(logits, order, plan, emit)
-            if not any(row is not None for row in order):
-                return
-        elif self._sampler.waits(order):
-            self._commit(emit)  # the draw will wait for this forward; what is known goes out before
-        sampled = marked(self._sampler.sample(logits, order, allowed=allowed), logits)
-        self._tokens, self._token_order, self._fresh = sampled.tokens, order, {}
-        flight = Flight(plan.step, plan.rows, order, sampled, launched_s)
-        if self.facts.overlap == "build":
-            self._read(emit)
-        mx.async_eval(sampled.tokens, *flight.lazy(), *self._sampler.extra(), *self._batch.recurrent_arrays())
+        if not self._constraints and self._sampler.waits(order):
+            self._tokens = mx.array(np.zeros(len(order), np.int32))
+            draw, submitted = partial(self._draw_on_host, logits, order, self._tokens), [logits]
+            flight = Flight(plan.step, plan.rows, order, draw, launched_s, put_off=True)
+        else:
+            allowed = None
+            if self._constraints:
+                allowed, order = self._constrain(logits, order, plan, emit)
+                if not any(row is not None for row in order):
+                    return
+            sampled = marked(self._sampler.sample(logits, order, allowed=allowed), logits)
+            self._tokens = sampled.tokens
+            flight = Flight(plan.step, plan.rows, order, lambda: sampled, launched_s)
+            submitted = [sampled.tokens, *flight.lazy(), *self._sampler.extra()]
+        self._token_order, self._fresh = order, {}
+        self._submit([*submitted, *self._batch.recurrent_arrays()], emit)
         self._commit(emit)
         self._flight = flight
+
+    def _draw_on_host(self, logits: mx.array, order: list[int | None], tokens: mx.array) -> Sampled:
+        """Wait for a forward and draw. `tokens`, which the next forward is built on already, gets its values here."""
+        alive = set(self._batch.order)  # a row may have failed since
+        sampled = self._sampler.sample(logits, [row if row in alive else None for row in order])
+        np.asarray(tokens)[:] = marked_on_host(sampled, logits)
+        sampled = sampled._replace(tokens=tokens)
+        mx.async_eval(*sampled.arrays(), *self._sampler.extra())
+        return sampled
+
+    def _submit(self, arrays: list[mx.array], emit: Emit) -> None:
+        """Start the device. The step before is read first where these wait for its draw, or by choice of overlap."""
+        if self.facts.overlap == "build" or (self._flight is not None and self._flight.undrawn):
+            self._read(emit)
+        mx.async_eval(*arrays)
 
     def _inputs(self, order: list[int | None]) -> mx.array:
         """Next input token of every place, int32 (places, 1): lazy tokens of the last step, host ones of new rows.
@@ -255,9 +284,7 @@ class MlxEngine:
 
         Returns the masks, and the order with None for rows whose constraint failed meanwhile.
         """
-        if self.facts.overlap == "build":
-            self._read(emit)
-        mx.async_eval(logits)
+        self._submit([logits], emit)
         self._commit(emit)
         allowed = self._allowed(order, plan, emit)
         alive = set(self._batch.order)
@@ -338,98 +365,8 @@ class MlxEngine:
             emit(RowsFailed(plan.step, failed, _text(error), fault_of(error, "step")))
         mx.clear_cache()
 
-    # --- prefill ------------------------------------------------------------------------------------------------
-
     def _run_chunks(self, chunks: tuple[Chunk, ...]) -> tuple[ChunkOutcome, ...]:
-        shared_s = self._stage_together(chunks)
-        return tuple(self._run_chunk(chunk, shared_s.get(chunk.row)) for chunk in chunks)
-
-    def _stage_together(self, chunks: tuple[Chunk, ...]) -> dict[int, float]:
-        """Compute first chunks of short prompts in few forwards; seconds by row, each its share by tokens."""
-        short = [
-            chunk
-            for chunk in chunks
-            if chunk.start == 0
-            and not (chunk.restore_pages or chunk.cuts or chunk.reading)
-            and 0 < len(chunk.tokens) <= LONGEST_TOGETHER
-            and all(end == len(chunk.tokens) for end in chunk.checkpoints)
-        ]
-        shared_s: dict[int, float] = {}
-        if self._shapes is None or len(short) < 2:
-            return shared_s
-        for pack in packs([len(chunk.tokens) for chunk in short]):
-            part = [short[index] for index in pack]
-            if len(part) > 1:
-                began_s = self._clock.now()
-                try:
-                    rows = prefill_together(self._model, self._shapes, [chunk.tokens for chunk in part])
-                except Exception:
-                    logger.exception("%d prompts could not be computed together; each runs alone", len(part))
-                    continue
-                each_s = (self._clock.now() - began_s) / sum(len(chunk.tokens) for chunk in part)
-                for chunk, row in zip(part, rows, strict=True):
-                    self._staged[chunk.row] = row
-                    shared_s[chunk.row] = each_s * len(chunk.tokens)
-        return shared_s
-
-    def _run_chunk(self, chunk: Chunk, shared_s: float | None = None) -> ChunkOutcome:
-        """Compute one chunk, unless that was done together with others in its `shared_s` seconds."""
-        began_s = self._clock.now() - (shared_s or 0.0)
-        self._note_peak()
-        try:
-            staged = self._staged[chunk.row] if shared_s is not None else self._staged_for(chunk)
-            if staged is None:
-                return ChunkOutcome(chunk.row, 0.0, restore_missed=True)
-            if shared_s is None and staged.length != chunk.start:
-                raise ValueError(f"{staged.length} tokens are staged for row {chunk.row}, not {chunk.start}")
-            read = self._extend(staged, chunk)
-        except Exception as error:
-            logger.exception("a chunk of row %d failed", chunk.row)
-            self._staged.pop(chunk.row, None)
-            mx.clear_cache()
-            seconds = self._clock.now() - began_s
-            return ChunkOutcome(chunk.row, seconds, _text(error), fault=fault_of(error, "state"))
-        transient = max(0, mx.get_peak_memory() - mx.get_active_memory()) if shared_s is None else 0
-        seconds, reading = self._clock.now() - began_s, read_of(staged, chunk, read)
-        return ChunkOutcome(chunk.row, seconds, transient_bytes=transient, reading=reading)
-
-    def _note_peak(self) -> None:
-        """Begin a new measurement of the peak, and keep the old one."""
-        self._peak_bytes = max(self._peak_bytes, mx.get_peak_memory())
-        mx.reset_peak_memory()
-
-    def _extend(self, staged: StagedRow, chunk: Chunk) -> list[PositionLogprobs]:
-        """Run the chunk's tokens, in pieces that end where it says, and put aside what it asks for."""
-        read: list[PositionLogprobs] = []
-        end = chunk.start + len(chunk.tokens)
-        pieces = sorted({cut for cut in (*chunk.cuts, *chunk.checkpoints) if chunk.start < cut < end} | {end})
-        for piece in pieces:
-            if piece > staged.length:
-                tokens = chunk.tokens[staged.length - chunk.start : piece - chunk.start]
-                if chunk.reading is None:
-                    staged.append(tokens)
-                else:
-                    read += self._reader.append(staged, tokens, chunk)
-            if piece in chunk.checkpoints:
-                self.shelf.put_aside(chunk.row, piece, partial(staged.cut, checkpoint=True))
-        for stash in chunk.stash:
-            if stash not in chunk.checkpoints:
-                self.shelf.put_aside(chunk.row, stash, staged.cut)
-        return read
-
-    def _staged_for(self, chunk: Chunk) -> StagedRow | None:
-        """The row's staged KV, begun from pages on its first chunk; None when a page is gone."""
-        first = chunk.start == chunk.restore_tokens
-        if not first or (chunk.row in self._staged and not chunk.restore_pages):
-            return self._staged[chunk.row]
-        staged = StagedRow(self._model)
-        if chunk.restore_pages:
-            pages = self.shelf.get(chunk.restore_pages)
-            if pages is None:
-                return None
-            staged.restore(pages, chunk.restore_tokens)
-        self._staged[chunk.row] = staged
-        return staged
+        return self._chunks.run(chunks)
 
     # --- pages and memory ---------------------------------------------------------------------------------------
 
@@ -453,7 +390,7 @@ class MlxEngine:
         """See `Engine.sample_memory`."""
         if clear_pool:
             mx.clear_cache()
-        peak = max(self._peak_bytes, mx.get_peak_memory())
+        peak = max(self._chunks.peak_bytes, mx.get_peak_memory())
         return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), peak, self._clock.now())
 
     def set_memory_limit(self, limit_bytes: int) -> None:
@@ -478,7 +415,7 @@ class MlxEngine:
         for held in (self._constraints, self._staged, self.shelf, self._fresh):
             held.clear()
         self._flight = None
-        del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._reader
+        del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._chunks
         mx.clear_cache()
         if self._old_limit_bytes is not None:
             mx.set_memory_limit(self._old_limit_bytes)

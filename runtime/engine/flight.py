@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+import numpy as np
 
 from ..events import PositionLogprobs, TokenLogprob
 from ..messages.decode import StepResult
 from ..request import PLACEHOLDER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
     from .sampling import Sampled
 
 
@@ -24,6 +29,13 @@ def marked(sampled: Sampled, logits: mx.array) -> Sampled:
     return sampled._replace(tokens=mx.where(sound, sampled.tokens, PLACEHOLDER))
 
 
+def marked_on_host(sampled: Sampled, logits: mx.array) -> NDArray[np.int32]:
+    """The tokens that `marked` gives, by numpy: waits."""
+    tokens = np.array(sampled.tokens)
+    chosen = np.take_along_axis(np.asarray(logits.astype(mx.float32)), tokens[:, None], axis=-1)[:, 0]
+    return np.where(np.isfinite(chosen), tokens, PLACEHOLDER)
+
+
 @dataclass
 class Flight:
     """One launched step, its tokens still lazy.
@@ -32,8 +44,9 @@ class Flight:
         step: the plan's number.
         rows: the plan's rows, in the order results are given.
         order: row at each place of the batch.
-        sampled: lazy tokens (places,) and log-probabilities.
-        launched_s: when work on it began: with draws on the host, the step is done when it is launched.
+        draw: gives tokens (places,) and log-probabilities, lazy or drawn on the host; called once.
+        launched_s: when work on it began.
+        put_off: the draw waits for the forward, and is made when the tokens are read.
 
     Invariant `tokens_are_filled_at_commit`: until then a row's token exists on the device only.
     """
@@ -41,9 +54,23 @@ class Flight:
     step: int
     rows: tuple[int, ...]
     order: list[int | None]
-    sampled: Sampled
+    draw: Callable[[], Sampled]
     launched_s: float
+    put_off: bool = False
+    _sampled: Sampled | None = field(default=None, init=False)
     _tokens: list[int] | None = field(default=None, init=False)
+
+    @property
+    def sampled(self) -> Sampled:
+        """What was drawn, now at the latest."""
+        if self._sampled is None:
+            self._sampled = self.draw()
+        return self._sampled
+
+    @property
+    def undrawn(self) -> bool:
+        """Whether the next forward, built on these tokens already, may not start yet."""
+        return self.put_off and self._sampled is None
 
     def read(self) -> list[int]:
         """Wait for the device; one token a place."""

@@ -19,7 +19,7 @@ from .kv.shapes import LayerShape, UnbatchableCache, learn_shapes
 from .kv.solo import SoloBatch
 from .kv.split import attention
 from .kv.staged import StagedRow
-from .kv.together import can_share, prefill_together
+from .kv.together import Piece, can_share, extend_together
 from .mlxlm import bind_attention
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ def _difference(
 def _decode(model: Any, batch: Batch, together: list[LayerShape] | None = None) -> list[mx.array]:
     """Logits (rows, vocabulary) of each step, in row order; prompts computed alone, or together with these shapes."""
     prompts = [[(7 * row + 3 * place) % 50 + 1 for place in range(n)] for row, n in enumerate(PROBE_LENGTHS)]
-    rows = (
-        [_alone(model, prompt) for prompt in prompts]
-        if together is None
-        else prefill_together(model, together, prompts)
-    )
+    rows = [_begun(model, prompt if together is None else prompt[: row * 2]) for row, prompt in enumerate(prompts)]
+    if together is not None:
+        extend_together(
+            model, together, [Piece(row, prompt[row.length :]) for row, prompt in zip(rows, prompts, strict=True)]
+        )
     tokens = {row: row + 1 for row in range(len(rows))}
     for row, staged in enumerate(rows):
         batch.join(row, staged)
@@ -150,7 +150,8 @@ def _decode(model: Any, batch: Batch, together: list[LayerShape] | None = None) 
     return out
 
 
-def _alone(model: Any, prompt: list[int]) -> StagedRow:
+def _begun(model: Any, tokens: list[int]) -> StagedRow:
     staged = StagedRow(model)
-    staged.append(prompt)
+    if tokens:
+        staged.append(tokens)
     return staged

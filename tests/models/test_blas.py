@@ -122,3 +122,30 @@ def test_a_generic_kernel_is_told_apart() -> None:
     assert blas._openblas_report("libopenblas.so.0", "Prescott").generic
     assert "SkylakeX" in blas._openblas_report("libopenblas.so.0", "Prescott").advice
     assert not blas._openblas_report("libopenblas.so.0", "Zen").generic
+
+
+THREADS = """
+import json
+from mlx_troupe.runtime.models import blas
+most = blas.most_threads()
+library = blas._openblas_in_use()
+counts = []
+for threads in (1, most, 0):
+    blas.set_threads(threads or 0)
+    counts.append(None if library is None else library.openblas_get_num_threads())
+print(json.dumps({"most": most, "counts": counts, "again": blas.most_threads()}))
+"""
+
+
+@linux
+def test_the_number_of_threads_can_change_and_the_first_is_remembered() -> None:
+    found = in_fresh_process(THREADS)
+    if found["most"] is None:
+        pytest.skip("no OpenBLAS on this machine")
+    assert found["counts"] == [1, found["most"], 1]
+    assert found["again"] == found["most"]
+
+
+@linux
+def test_a_number_of_threads_that_the_user_chose_is_not_ours_to_change() -> None:
+    assert in_fresh_process(THREADS, OPENBLAS_NUM_THREADS="1")["most"] is None

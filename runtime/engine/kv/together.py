@@ -1,13 +1,13 @@
-"""Short prompts prefilled in one forward: on the left of a shared block, padded, each with its own start.
+"""Short pieces of several prompts computed in one forward: each after its own KV, on the left of a shared block.
 
 A burst of short prompts is bound by the number of forwards, not by their tokens (32 prompts of 50 tokens on a small
-model: 32 forwards took 70 ms, one takes 12). A row's padding is never seen by its tokens, so its KV is what it would be
-alone. Only for caches of KV; recurrent state would take in the padding.
+model: 32 forwards took 70 ms, one takes 12). What pads a row comes after its tokens, which never see it, so its KV is
+what it would be alone. Only for caches of KV; recurrent state would take in the padding.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -16,20 +16,29 @@ from ..mlxlm import RotatingKVCache
 from .group import RowGroup
 from .pages import leaf_caches
 from .shapes import KVShape, leaves
-from .staged import StagedRow
 from .stores import KVRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .shapes import LayerShape
+    from .staged import StagedRow
 
 LONGEST_TOGETHER = 512
-"""Longer prompts fill the device by themselves."""
+"""Longer pieces fill the device by themselves."""
 MOST_TOKENS = 4096
 """Tokens, padding included, of one forward."""
+MOST_PLACES = 8192
+"""Places of all rows, what they hold already included: it is copied into the block."""
 FREE_PADDING = 256
 """Padding that costs less than another forward."""
+
+
+class Piece(NamedTuple):
+    """The next tokens of a row, at least one."""
+
+    row: StagedRow
+    tokens: Sequence[int]
 
 
 def can_share(shapes: list[LayerShape] | None) -> bool:
@@ -37,62 +46,86 @@ def can_share(shapes: list[LayerShape] | None) -> bool:
     return shapes is not None and all(isinstance(shape, KVShape) for shape in leaves(shapes))
 
 
-def packs(lengths: Sequence[int]) -> list[list[int]]:
-    """Which prompts (by index) to compute together, each pack padded by at most a third of its tokens or so.
+def packs(lengths: Sequence[int], depths: Sequence[int]) -> list[list[int]]:
+    """Which pieces (by index) to compute together, each pack padded by at most a third of its tokens or so.
 
-    Prompts that are left alone form packs of one.
+    Pieces that are left alone form packs of one.
+
+    Args:
+        lengths: tokens of each piece.
+        depths: tokens each row has already.
     """
     out: list[list[int]] = []
     pack: list[int] = []
-    tokens = longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = lengths[index]
-        block = longest * (len(pack) + 1)
-        if pack and block <= min(MOST_TOKENS, (tokens + length) * 4 // 3 + FREE_PADDING):
+    tokens = longest = deepest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], depths[i])):
+        length, depth, count = lengths[index], max(deepest, depths[index]), len(pack) + 1
+        padded = longest * count > min(MOST_TOKENS, (tokens + length) * 4 // 3 + FREE_PADDING)
+        if pack and not padded and (longest + depth) * count <= MOST_PLACES:
             pack.append(index)
-            tokens += length
+            tokens, deepest = tokens + length, depth
             continue
-        pack, tokens, longest = [index], length, length
+        pack, tokens, longest, deepest = [index], length, length, depths[index]
         out.append(pack)
     return out
 
 
-def prefill_together(model: Any, shapes: list[LayerShape], prompts: Sequence[Sequence[int]]) -> list[StagedRow]:
-    """Compute the KV of several prompts in one forward and evaluate it.
+def extend_together(model: Any, shapes: list[LayerShape], pieces: Sequence[Piece]) -> None:
+    """Run the pieces through the model in one forward and evaluate their KV; blocks until the device is done.
+
+    The rows share memory until the last of them is dropped. When it raises they are as they were.
 
     Args:
         model: mlx-lm's.
         shapes: of its layers; see `can_share`.
-        prompts: at least one token each.
-
-    Returns:
-        One staged row a prompt, in order. They share memory until the last of them is dropped.
+        pieces: of different rows.
     """
-    longest = max(map(len, prompts))
-    group = RowGroup(shapes, len(prompts))
-    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-    # A row's first places are padding: it starts after the cursor and its positions begin below zero.
-    group.live[:] = True
-    group.lengths = lengths - longest
-    for plane in group.planes.values():
-        plane.span = lengths - longest
+    longest = max(len(piece.tokens) for piece in pieces)
+    group = _group_of([piece.row for piece in pieces], shapes, longest)
     group.begin(longest)
-    block = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    block = [[*piece.tokens, *[0] * (longest - len(piece.tokens))] for piece in pieces]
     model(mx.array(block, dtype=mx.int32), cache=group.layers)
     mx.eval(group.arrays())
-    return [_staged(model, group, slot, longest, len(prompt)) for slot, prompt in enumerate(prompts)]
+    for slot, piece in enumerate(pieces):
+        _take_back(piece.row, group, slot, len(piece.tokens))
 
 
-def _staged(model: Any, group: RowGroup, slot: int, longest: int, length: int) -> StagedRow:
-    staged = StagedRow(model)
-    for store, cache in zip(group.stores, leaf_caches(staged.caches), strict=True):
+def _group_of(rows: Sequence[StagedRow], shapes: list[LayerShape], room: int) -> RowGroup:
+    """A group with a slot for each row, its KV copied in, and `room` more places."""
+    group = RowGroup(shapes, len(rows))
+    group.live[:] = True
+    group.lengths = np.array([row.length for row in rows], np.int64)
+    states = [group.staged_state(row) for row in rows]
+    for place, store in enumerate(group.stores):
         assert isinstance(store, KVRows)
-        end = group.planes[store.shape.window].cursor + longest
-        kept = min(length, cache.max_size) if isinstance(cache, RotatingKVCache) else length
-        part = slice(slot, slot + 1)
-        cache.keys, cache.values = store.keys[part, :, end - kept : end], store.values[part, :, end - kept : end]
-        cache.offset = length
+        keys, values = zip(*(state[place] for state in states), strict=True)
+        plane = group.planes[store.shape.window]
+        plane.span = np.array([part.shape[2] for part in keys], np.int64)
+        plane.cursor = int(plane.span.max())
+        plane.capacity = plane.cursor + room
+        store.adopt((_stacked(keys, plane.cursor, room), _stacked(values, plane.cursor, room)))
+    return group
+
+
+def _stacked(parts: Sequence[mx.array], cursor: int, room: int) -> mx.array:
+    """Parts (1, heads, <= cursor, size) that end at `cursor`: (rows, heads, cursor + room, size)."""
+    if cursor == 0:
+        _, heads, _, size = parts[0].shape
+        return mx.zeros((len(parts), heads, room, size), parts[0].dtype)
+    padded = [mx.pad(part, [(0, 0), (0, 0), (cursor - part.shape[2], room), (0, 0)]) for part in parts]
+    return mx.concatenate(padded, axis=0)
+
+
+def _take_back(row: StagedRow, group: RowGroup, slot: int, tokens: int) -> None:
+    """Make the slot's KV, `tokens` more than before, the row's own."""
+    length = row.length + tokens
+    for store, cache in zip(group.stores, leaf_caches(row.caches), strict=True):
+        assert isinstance(store, KVRows)
+        plane = group.planes[store.shape.window]
+        end, kept = plane.cursor + tokens, int(plane.span[slot]) + tokens
         if isinstance(cache, RotatingKVCache):
+            kept = min(kept, cache.max_size)
             cache._idx = kept
-    staged.length = length
-    return staged
+        cache.keys, cache.values = store.view_of(slot, end - kept, end)
+        cache.offset = length
+    row.length = length

@@ -120,10 +120,7 @@ class PlaneView:
         order = places <= own
         if window is not None:
             order = order & (places > own - window)
-        mask = seen[:, None, None, :] & order
-        if (starts > plane.cursor).any():  # padding sees itself: a query that sees nothing may become NaN
-            mask = mask | (places == own)
-        return mask
+        return seen[:, None, None, :] & order
 
     def _mask_with_holes(self, positions: np.ndarray, window: int | None) -> mx.array:
         cursor, tokens = self._plane.cursor, self.tokens

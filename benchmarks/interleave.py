@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .figures.metrics import METRICS, estimate
-from .measure import measure
+from .measure import measure, warm_ups
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,7 @@ async def run_plan(
 ) -> AsyncIterator[Measurement]:
     """Measure every level and repeat on every target, interleaved; each measurement as it is done."""
     for level in plan.levels:
-        if plan.warm_up:
+        if warm_ups(plan, level):
             for target in targets:
                 await measure(target, plan, level, -1, watch)
         for repeat in range(plan.repeats):

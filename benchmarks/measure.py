@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     Watch = Callable[[Target, Level, int, Tally], None]
 
+LEAST_WARM_UPS = 4
 CALIBRATION_WORDS = (64, 192)
 
 
@@ -36,7 +37,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         levels: of load, in order.
         workload: what is asked.
         drive: how it is sent.
-        warm_up: conversations sent and forgotten before the first repeat of a level.
+        warm_up: conversations sent and forgotten before the first repeat of a level; None is one a user, four at least.
         repeats: measured, of each level.
         objective: of goodput.
         scrape_s: interval between looks at the server's metrics; 0 is none.
@@ -46,7 +47,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[Level, ...]
     workload: Workload = Workload()
     drive: DriveSettings = DriveSettings()
-    warm_up: int = 2
+    warm_up: int | None = None
     repeats: int = 3
     objective: Objective = Objective()
     scrape_s: float = 1.0
@@ -71,8 +72,9 @@ async def measure(
     warm_up = repeat < 0
     drive = plan.drive
     if warm_up:
-        level = Level("warm-up", users=min(plan.warm_up, max(1, level.users)))
-        drive = msgspec.structs.replace(drive, conversations=plan.warm_up, duration_s=None)
+        count = warm_ups(plan, level)
+        level = Level("warm-up", users=min(count, max(1, level.users)))
+        drive = msgspec.structs.replace(drive, conversations=count, duration_s=None)
     await target.prepare(level.users)
     driver = Driver(target, drive)
     told = conversations(plan.workload, level, f"{plan.salt}-{level.label}-{repeat}")
@@ -83,6 +85,11 @@ async def measure(
     outcomes = driver.tally.outcomes(driver.begin_s)
     figures = summarise(outcomes, plan.objective, samples, wall_s=wall_s)
     return Measurement(target.name, level, repeat, figures, tuple(outcomes), tuple(samples))
+
+
+def warm_ups(plan: BenchPlan, level: Level) -> int:
+    """How many conversations warm a level up."""
+    return max(LEAST_WARM_UPS, level.users) if plan.warm_up is None else plan.warm_up
 
 
 @asynccontextmanager

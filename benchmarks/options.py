@@ -63,7 +63,7 @@ def plan_of(arguments: argparse.Namespace, *, tokens_per_word: float = 1.0) -> B
         levels=tuple(levels),
         workload=workload,
         drive=drive,
-        warm_up=_at_least("--warm-up", arguments.warm_up, 0),
+        warm_up=None if arguments.warm_up is None else _at_least("--warm-up", arguments.warm_up, 0),
         repeats=_at_least("--repeats", arguments.repeats, 1),
         objective=_option("--objective", parse_objective, arguments.objective) if arguments.objective else Objective(),
         scrape_s=_seconds("--scrape-interval", arguments.scrape_interval, zero=True) or 0.0,

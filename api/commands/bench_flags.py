@@ -63,7 +63,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
 
 def _add_repeats(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--warm-up", type=int, default=4, metavar="N", help="conversations before each level (default: 4)"
+        "--warm-up", type=int, metavar="N", help="conversations before each level (default: one a user, at least 4)"
     )
     group.add_argument("--repeats", type=int, default=3, metavar="N", help="of each level (default: 3)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn")

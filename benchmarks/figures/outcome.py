@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         conversation, turn: which it was.
         intended_s: when the user meant to send it. All latencies count from here.
-        sent_s: when the client did.
+        sent_s: when the client began to, so that connecting counts as the server's time.
         end_s: when nothing more could come.
         text_times_s: arrivals of text; equal times are one arrival.
         tokens: of the answer: the server's count, else pieces of text.
@@ -102,17 +102,18 @@ def outcome_of(
     *,
     begin_s: float,
     intended_s: float,
+    asked_s: float,
     conversation: int,
     turn: int,
     wanted_tokens: int,
     left: bool,
 ) -> Outcome:
-    """The outcome of a record whose times, like `begin_s` and `intended_s`, are on the loop's clock."""
+    """The outcome of a record whose times, like `begin_s`, `intended_s` and `asked_s`, are on the loop's clock."""
     return Outcome(
         conversation=conversation,
         turn=turn,
         intended_s=intended_s - begin_s,
-        sent_s=max(record.sent_s, intended_s) - begin_s,
+        sent_s=asked_s - begin_s,
         end_s=record.end_s - begin_s,
         text_times_s=tuple(time_s - begin_s for time_s in record.text_times_s),
         tokens=record.tokens,

@@ -26,25 +26,37 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def report(measurements: Sequence[Measurement], plan: BenchPlan) -> str:
-    """Every level: a row a target with mean ± 95% confidence over the repeats, then ratios, then what went wrong."""
+    """A row a metric: mean ± 95% confidence over the repeats, and ratios of the first target; then what went wrong.
+
+    One target gets one table with a column a level, several get a table a level.
+    """
     if not measurements:
         return "nothing was measured"
-    blocks = [_level(measurements, level) for level in levels_of(measurements)]
+    levels, targets = levels_of(measurements), targets_of(measurements)
+    if len(targets) == 1:
+        columns = [_figures(measurements, level, targets[0]) for level in levels]
+        blocks = [_columns(targets[0], levels, columns)]
+    else:
+        blocks = [_level(measurements, level) for level in levels]
     notes = _notes(measurements, plan)
     return "\n\n".join([*blocks, *(["\n".join(notes)] if notes else [])])
 
 
 def _level(measurements: Sequence[Measurement], level: str) -> str:
-    targets = targets_of(measurements)
-    rows = [[level, *(metric.name for metric in METRICS)]]
-    for target in targets:
-        found = estimates(chosen(measurements, level, target))
-        rows.append([f"  {target}", *("-" if one is None else str(one) for one in found.values())])
-    ours = targets[0]
-    for other in targets[1:]:
-        worked = [ratios(measurements, metric, level, ours, other) for metric in METRICS]
-        rows.append([f"  {ours} / {other}", *(_ratio(values) for values in worked)])
-    return aligned(rows)
+    ours, *others = targets_of(measurements)
+    columns = [_figures(measurements, level, target) for target in (ours, *others)]
+    columns += [[_ratio(ratios(measurements, metric, level, ours, other)) for metric in METRICS] for other in others]
+    return _columns(level, [ours, *others, *(f"{ours} / {other}" for other in others)], columns)
+
+
+def _figures(measurements: Sequence[Measurement], level: str, target: str) -> list[str]:
+    found = estimates(chosen(measurements, level, target))
+    return ["-" if one is None else str(one) for one in found.values()]
+
+
+def _columns(corner: str, heads: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+    rows = [[metric.name, *cells] for metric, *cells in zip(METRICS, *columns, strict=True)]
+    return aligned([[corner, *heads], *rows])
 
 
 def _ratio(values: Sequence[float]) -> str:

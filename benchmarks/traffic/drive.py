@@ -55,6 +55,7 @@ class Entry(NamedTuple):
 
     answer: Answer
     intended_s: float
+    asked_s: float
     conversation: int
     turn: int
     wanted_tokens: int
@@ -93,6 +94,7 @@ class Tally:
                 entry.answer.record(),
                 begin_s=begin_s,
                 intended_s=entry.intended_s,
+                asked_s=entry.asked_s,
                 conversation=entry.conversation,
                 turn=entry.turn,
                 wanted_tokens=entry.wanted_tokens,
@@ -165,8 +167,9 @@ class Driver:
                 intended_s = loop.time() + self._settings.think_s
                 await asyncio.sleep(self._settings.think_s)
             history += turn.messages
+            asked_s = loop.time()
             answer = await self._ask(turn, history)
-            self.tally.add(Entry(answer, intended_s, conversation.number, place, turn.max_tokens))
+            self.tally.add(Entry(answer, intended_s, asked_s, conversation.number, place, turn.max_tokens))
             if place + 1 < len(conversation.turns):
                 record = answer.record()
                 if record.error or answer.left:

@@ -107,5 +107,5 @@ def test_old_answers_are_decoded_when_too_many_bytes_wait(monkeypatch):
     tally = drive.Tally()
     answers = [Held() for _ in range(5)]
     for answer in answers:
-        tally.add(drive.Entry(answer, 0.0, 0, 0, 1))
+        tally.add(drive.Entry(answer, 0.0, 0.0, 0, 0, 1))
     assert [answer.decoded for answer in answers] == [1, 1, 1, 0, 0]

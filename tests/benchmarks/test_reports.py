@@ -53,7 +53,7 @@ def two_servers():
 
 
 def cell(text, row, column):
-    """The cell of an aligned table."""
+    """The cell of an aligned table, by the names of its row and column."""
     lines = text.splitlines()
     names = re.split(r"\s{2,}", lines[0].strip())
     (line,) = [line for line in lines if line.strip().startswith(row)]
@@ -105,9 +105,11 @@ def test_the_table_has_confidence_and_ratios_by_repeat():
     found = two_servers()
     text = report(found, PLAN)
     block = text.split("\n\n")[0]
-    assert cell(block, "ours /", "tok/s") == "2.73x (2.50-3.00)"
-    assert cell(block, "ours  ", "tok/s") == "15 ±0"
-    assert cell(block, "theirs", "tok/s").startswith("5.5 ±1.24")
+    assert cell(block, "tok/s", "ours / theirs") == "2.73x (2.50-3.00)"
+    assert cell(block, "tok/s", "ours") == "15 ±0"
+    assert cell(block, "tok/s", "theirs").startswith("5.5 ±1.24")
+    alone = report([one for one in found if one.target == "ours"], PLAN).split("\n\n")[0]
+    assert cell(alone, "tok/s", "8 users") == "15 ±0"
     assert ratios(found, METRICS[0], "1 users", "ours", "theirs") == pytest.approx([3.0, 3 / 1.1, 2.5], rel=1e-3)
 
 

@@ -228,6 +228,7 @@ class PrefillCore:
             tuple([at for at in stash if at in keep.checkpoints]),
             prompt.reading,
             tuple(prompt.tokens[end : end + 1]) if prompt.scored else (),
+            prompt.target,
         )
         prompt.offered = tokens
         self._offered[prompt.leader] = (prompt, chunk)

@@ -6,6 +6,7 @@ import hashlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from ..runtime.errors import NotReady
@@ -19,7 +20,7 @@ from .version import package_version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..runtime.generation import ModelInfo
+    from ..runtime.generation import Generation, ModelInfo
     from ..runtime.service import Service
     from .http_metrics import HttpMetrics
     from .settings import ServerSettings
@@ -86,6 +87,17 @@ class ApiContext:
             digest = hashlib.sha256("\0".join((package_version(), *facts)).encode())
             found = self._fingerprints[facts] = f"fp_{digest.hexdigest()[:12]}"
         return found
+
+    def own_prefixes(self, generation: Generation, key_name: str) -> Generation:
+        """The request with its key's own part of the prefix cache, apart from that of every other key.
+
+        Whether a prefix was cached shows in an answer's time and usage, so another key's prefixes are never looked at,
+        whatever salt a request brings.
+        """
+        owner = self.keys.owner(key_name)
+        if len(self.keys) < 2 or self.settings.share_cache_across_keys or not owner:
+            return generation
+        return msgspec.structs.replace(generation, cache_salt=f"{owner}:{generation.cache_salt}")
 
     def require_ready(self) -> None:
         """Raise ApiError (503) unless new requests are served, before their bodies are read.

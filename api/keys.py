@@ -45,6 +45,18 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def owner(self, name: str) -> str:
+        """What stands for a key where things of one are kept from others: a digest of name and key.
+
+        Of both, since a name may pass to another key, above all one that only says a key's place in the file. Empty
+        for names of no key.
+        """
+        known = next((digest for found, digest in self._digests if found == name), None)
+        return "" if known is None else hashlib.sha256(name.encode() + b"\0" + known).hexdigest()
+
     def name_of(self, presented: str) -> str | None:
         """Whose key this is, None for nobody's. Takes the same time whichever key comes how close."""
         digest = _digest(presented)

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from .errors import CLIENT_CLOSED_REQUEST, as_api_error
-from .middleware import ERROR_CODE, REQUEST_ID, SPAN, STAGE, STATUS
+from .middleware import ERROR_CODE, KEY_NAME, REQUEST_ID, SPAN, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
 from .streaming import send_whole, stream_events
@@ -53,6 +53,7 @@ async def respond(
     span = request[SPAN]
     span.asked(head.model, head.choices)
     names = (head.id, request[REQUEST_ID])
+    generations = [context.own_prefixes(generation, request[KEY_NAME]) for generation in generations]
     with context.at_work(names, [generation.request_id for generation in generations]):
         if stream:
             return await _streamed(request, context, encoder(head, context.service.token_text), generations)

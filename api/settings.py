@@ -23,6 +23,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_concurrent_per_key: most requests at once of one key; none is no limit.
         max_requests_per_minute_per_key: most requests a minute of one key; none is no limit.
         page: serve a page at / to chat and to watch the server; it loads without a key and asks for one.
+        share_cache_across_keys: with several API keys, let requests find cached prefixes that others' keys brought; how
+            fast an answer comes then tells whether somebody sent the same text before.
         cors_origins: web pages' origins that may call this server, such as https://chat.example; "*" allows all.
         allowed_hosts: names clients may call this server by, besides localhost and addresses; "*" allows all.
         max_connections: most connections at once.
@@ -60,6 +62,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_per_key: Count | None = None
     max_requests_per_minute_per_key: Count | None = None
     page: bool = True
+    share_cache_across_keys: bool = False
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_connections: Count = 2048

@@ -128,7 +128,7 @@ class ChunkRunner:
         chunk = work.chunk
         first = chunk.start == chunk.restore_tokens
         if first and (chunk.restore_pages or chunk.row not in self.staged):
-            staged = StagedRow(self._model)
+            staged = StagedRow(self._model, chunk.target)
             if chunk.restore_pages:
                 pages = self._shelf.get(chunk.restore_pages)
                 if pages is None:

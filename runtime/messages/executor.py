@@ -28,6 +28,7 @@ class Chunk(msgspec.Struct, frozen=True):
         checkpoints: of these, the ends at which the state of layers that cannot be cut is kept too.
         reading: what is read off the forward; None is nothing.
         following: the prompt's tokens behind the chunk's, one at most.
+        target: tokens that the row will have staged in the end; 0 when that is not known.
     """
 
     row: int
@@ -40,6 +41,7 @@ class Chunk(msgspec.Struct, frozen=True):
     checkpoints: tuple[int, ...] = ()
     reading: PromptReading | None = None
     following: tuple[int, ...] = ()
+    target: int = 0
 
 
 class JoinRow(msgspec.Struct, frozen=True):

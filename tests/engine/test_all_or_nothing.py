@@ -125,9 +125,16 @@ def test_room_for_several_rows(architecture, method, running, monkeypatch) -> No
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_join_of_a_first_row(architecture, running, monkeypatch) -> None:
+    """Alone it hands over its buffers of layers that see everything; beside a place kept for another it is copied."""
     rows = running(architecture, lengths=())
-    assert each_layer(rows, monkeypatch, "joined", lambda: rows.join(0, [30, 31, 32])) > 0
+    copied = each_layer(rows, monkeypatch, "joined", lambda: rows.join(0, [30, 31, 32]))
+    stores = next(iter(rows.batch._groups.values())).stores
+    assert copied == sum(not isinstance(store, KVRows) or store.shape.window is not None for store in stores)
     finish(rows)
+    other = running(architecture, lengths=())
+    other.batch.reserve([3, 3])
+    assert each_layer(other, monkeypatch, "joined", lambda: other.join(0, [30, 31, 32])) == len(stores)
+    finish(other)
 
 
 @pytest.mark.parametrize("architecture", WITH_KV)

@@ -146,7 +146,7 @@ class RowBatch:
         self._saved = None
         bound = self._bound(staged.length)
         group = self._groups.get(bound) or RowGroup(self._shapes, kernel=self._kernel)
-        group.join(row, staged.length, group.staged_state(staged))
+        group.join(row, staged.length, group.staged_state(staged), staged)
         self._groups[bound] = group
         self._home[row] = bound
 

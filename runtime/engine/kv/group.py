@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from .pages import copied, leaf_caches
-from .plane import Plane
+from .plane import GRAIN, Move, Plane
 from .shapes import KVShape, LayerShape, leaves
 from .staged import newest
 from .stores import ArraysRows, KVRows, build_layers
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..kernels import RaggedAttention
-    from .plane import Move
     from .staged import StagedRow
     from .stores import KVPair, Store
 
@@ -87,16 +86,45 @@ class RowGroup:
         if any(moves.values()):
             self._adopt([self._move_only(store, moves) for store in self.stores], moves)
 
-    def join(self, row: int, length: int, state: RowState) -> int:
-        """Give a row a slot and copy its state in. Returns the slot."""
+    def join(self, row: int, length: int, state: RowState, staged: StagedRow | None = None) -> int:
+        """Give a row a slot and copy its state in. Returns the slot.
+
+        Args:
+            state: of each layer.
+            staged: where it comes from. A group of one free slot takes over buffers of it that fit, uncopied.
+        """
         slot = self._free_slot()
+        taken = {} if staged is None else self._takes_over(staged)
         moves = {window: self._room_for(plane, plane.entries(length)) for window, plane in self.planes.items()}
-        made = [self._joined(store, slot, part, moves) for store, part in zip(self.stores, state, strict=True)]
+        if taken:
+            capacity = next(iter(taken.values()))[0].shape[2]
+            moves[None] = Move(capacity, 0, 0, length)
+        made = [
+            taken[place] if place in taken else self._joined(store, slot, part, moves)
+            for place, (store, part) in enumerate(zip(self.stores, state, strict=True))
+        ]
         self._adopt(made, moves)
         for window, plane in self.planes.items():
             plane.place(slot, length, self._entries(state, window))
         self.rows[slot], self.lengths[slot], self.live[slot] = row, length, True
         return slot
+
+    def _takes_over(self, staged: StagedRow) -> dict[int, KVPair]:
+        """By layer, the buffers of a staged row that can be this group's own; all that see every token, or none.
+
+        Under names of their own (`mx.array` would copy): item assignment would change the staged row's array too.
+        """
+        if self.rows != [None]:
+            return {}
+        caches = list(leaf_caches(staged.caches))
+        plain = [place for place, store in enumerate(self.stores) if _sees_everything(store)]
+        pairs = {place: (caches[place].keys, caches[place].values) for place in plain}
+        rooms = {0 if array is None else array.shape[2] for pair in pairs.values() for array in pair}
+        if len(rooms) != 1 or (room := rooms.pop()) % GRAIN or room <= staged.length:
+            return {}
+        return {
+            place: (keys.astype(keys.dtype), values.astype(values.dtype)) for place, (keys, values) in pairs.items()
+        }
 
     def _entries(self, state: RowState, window: int | None) -> int:
         for store, part in zip(self.stores, state, strict=True):
@@ -312,3 +340,7 @@ class RowGroup:
                     assert store.keys.shape[2] == store.values.shape[2] == plane.capacity, "buffer size"
         for store in self.stores:
             assert all(array.shape[0] == len(self.rows) for array in store.arrays()), "slots of a buffer"
+
+
+def _sees_everything(store: Store) -> bool:
+    return isinstance(store, KVRows) and store.shape.window is None

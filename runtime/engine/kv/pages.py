@@ -99,8 +99,11 @@ def owned(page: StoredPage) -> StoredPage:
     return page
 
 
-def restore(caches: Sequence[Any], pages: Sequence[StoredPage], tokens: int) -> None:
+def restore(caches: Sequence[Any], pages: Sequence[StoredPage], tokens: int, room: int = 0) -> None:
     """Fill fresh caches from stored pages, of which the first `tokens` tokens are taken; lazy.
+
+    Args:
+        room: tokens that the buffers of plain caches have room for, if that is more.
 
     Raises:
         ValueError: the pages hold fewer tokens, or no checkpoint where one is needed.
@@ -115,7 +118,8 @@ def restore(caches: Sequence[Any], pages: Sequence[StoredPage], tokens: int) -> 
     for place, cache in enumerate([cache for cache in leaves if isinstance(cache, CUTTABLE)][: len(last.kv)]):
         parts = [page.kv[place] for page in pages[:-1]]
         parts.append(tuple(array[:, :, : tokens - last.low] for array in last.kv[place]))
-        _put(cache, [_joined(column) for column in zip(*parts, strict=True)], tokens)
+        wide = room if type(cache) is KVCache else 0
+        _put(cache, [_joined(column, wide) for column in zip(*parts, strict=True)], tokens)
     for cache, state in zip(stateful, last.state or (), strict=True):
         _put_state(cache, state)
 
@@ -162,8 +166,18 @@ def _slice(cache: Any, low: int, high: int) -> Arrays:
     return tuple(copied(part[:, :, low:high]) for part in parts)
 
 
-def _joined(parts: Sequence[mx.array]) -> mx.array:
-    return mx.concatenate(list(parts), axis=2) if len(parts) > 1 else copied(parts[0])
+def widened(array: mx.array, room: int) -> mx.array:
+    """(1, heads, tokens, size) with zeros behind, in a buffer of `room` tokens."""
+    return _joined([array], room)
+
+
+def _joined(parts: Sequence[mx.array], room: int = 0) -> mx.array:
+    """The parts one behind the other in memory of their own, and zeros behind them up to `room` tokens."""
+    first = parts[0]
+    spare = room - sum(part.shape[2] for part in parts)
+    if spare > 0:
+        parts = [*parts, mx.zeros((*first.shape[:2], spare, *first.shape[3:]), first.dtype)]
+    return mx.concatenate(list(parts), axis=2) if len(parts) > 1 else copied(first)
 
 
 def _put(cache: Any, arrays: Sequence[mx.array], tokens: int) -> None:

@@ -24,6 +24,11 @@ def round_up(value: int, grain: int = GRAIN) -> int:
     return -(-value // grain) * grain
 
 
+def room_for(tokens: int) -> int:
+    """Capacity of a buffer for a row of `tokens` tokens and those that it decodes at first."""
+    return round_up(tokens + 1 + GRAIN // 2)
+
+
 class Move:
     """How a repack moves entries: places [source, source + count) go to [target, ...) of a buffer of `capacity`.
 
@@ -96,7 +101,7 @@ class Plane:
 
     def _capacity_for(self, target: int, tokens: int) -> int:
         if self.keep is None:
-            return round_up(target + tokens + GRAIN // 2)
+            return room_for(target + tokens - 1)
         slack = min(max(self.keep, 64), GRAIN)
         return round_up(max(target, self.keep) + tokens + slack, 64)
 

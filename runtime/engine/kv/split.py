@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from ..device import backend
+from ..kernels.softmax_cpu import softmax_attention, softmax_fits
 from ..mlxlm import solo_attention
 from .deferred import DeferredMask, RaggedKV
 
@@ -66,6 +68,8 @@ def attention(
     """The one seam: attention as mlx-lm's model modules call it. What is not ours falls through to mlx-lm."""
     if isinstance(keys, SplitKV | RaggedKV):
         return keys.attend(queries, scale, mask, sinks)
+    if softmax_fits(queries, keys, mask, sinks) and backend() == "cpu":
+        return softmax_attention(queries, keys, values, scale, mask)
     return solo_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..mlxlm import ArraysCache, RotatingKVCache, make_prompt_cache
-from .pages import cut, leaf_caches, restore
+from ..mlxlm import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from .pages import cut, leaf_caches, restore, widened
+from .plane import room_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,10 +21,17 @@ if TYPE_CHECKING:
 
 
 class StagedRow:
-    """KV of `length` prompt tokens of one row, in caches of its own; `pooled` is what PromptReader makes of them."""
+    """KV of `length` prompt tokens of one row, in caches of its own; `pooled` is what PromptReader makes of them.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        model: mlx-lm's.
+        target: tokens it will have in the end, if known: buffers are made for them at once, and of a size that a batch
+            may take over.
+    """
+
+    def __init__(self, model: Any, target: int = 0) -> None:
         self._model = model
+        self._target = target
         self.caches: list[Any] = make_prompt_cache(model)
         self.length = 0
         self.pooled: mx.array | None = None
@@ -39,6 +47,7 @@ class StagedRow:
         Returns:
             The output, lazy: logits or hidden states (1, tokens, size).
         """
+        self._widen()
         output: mx.array = (module or self._model)(mx.array([tokens], dtype=mx.int32), cache=self.caches)
         self.length += len(tokens)
         return output
@@ -62,9 +71,19 @@ class StagedRow:
         Raises:
             ValueError: the pages hold fewer tokens, or a checkpoint is needed and missing.
         """
-        restore(self.caches, pages, tokens)
+        restore(self.caches, pages, tokens, room_for(max(self._target, tokens)))
         mx.eval(list(self.arrays()))
         self.length = tokens
+
+    def _widen(self) -> None:
+        """Make room for the whole prompt behind its first chunk, instead of copying all of it at each."""
+        if not self._target:
+            return
+        room = room_for(self._target)
+        for cache in leaf_caches(self.caches):
+            if type(cache) is KVCache and cache.keys is not None and cache.keys.shape[2] < room:
+                cache.keys = widened(cache.keys[:, :, : cache.offset], room)
+                cache.values = widened(cache.values[:, :, : cache.offset], room)
 
     def cut(self, low: int, high: int, *, checkpoint: bool = False) -> StoredPage:
         """See `pages.cut`."""

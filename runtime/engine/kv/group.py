@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from .pages import copied, leaf_caches
-from .plane import GRAIN, Move, Plane
+from .plane import Move, Plane, room_for
 from .shapes import KVShape, LayerShape, leaves
 from .staged import newest
 from .stores import ArraysRows, KVRows, build_layers
@@ -120,7 +120,7 @@ class RowGroup:
         plain = [place for place, store in enumerate(self.stores) if _sees_everything(store)]
         pairs = {place: (caches[place].keys, caches[place].values) for place in plain}
         rooms = {0 if array is None else array.shape[2] for pair in pairs.values() for array in pair}
-        if len(rooms) != 1 or (room := rooms.pop()) % GRAIN or room <= staged.length:
+        if rooms != {room_for(staged.length)}:  # as large as the group would make them
             return {}
         return {
             place: (keys.astype(keys.dtype), values.astype(values.dtype)) for place, (keys, values) in pairs.items()

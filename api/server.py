@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..runtime.service import Service
 from .app import create_app
 from .guard import ConnectionGuard, GuardedHandler
+from .listener import Listener, listen
 from .tracing import NO_TRACING
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 5.0
-BACKLOG = 1024
 
 
 class ServiceContext(Service, Protocol):
@@ -83,37 +84,47 @@ async def listening(
         auto_decompress=False,
         keepalive_timeout=settings.idle_timeout_s,
         shutdown_timeout=LAST_ANSWERS_S,
+        logger=_http_logger(),
     )
     await runner.setup()
-    listener: asyncio.Server | None = None
+    listener: Listener | None = None
     try:
         listener = await _listen(runner, settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        yield f"http://{host}:{listener.sockets[0].getsockname()[1]}"
+        yield f"http://{host}:{listener.port}"
     except BaseException:
         if runner.server is not None:
             for connection in runner.server.connections:
                 connection.force_close()
         raise
     finally:
-        if listener is not None:
-            listener.close()
         with anyio.CancelScope(shield=True):
+            if listener is not None:
+                await listener.close()
             await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, settings: ServerSettings) -> asyncio.Server:
+def _http_logger() -> logging.Logger:
+    """aiohttp's own log, without a traceback for every broken request: anybody could fill the disk with them."""
+    found = logging.getLogger("mlx_troupe.http")
+    found.addFilter(_is_ours)
+    return found
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
+
+
+async def _listen(runner: web.AppRunner, settings: ServerSettings) -> Listener:
     """aiohttp's server behind the guard; a site of aiohttp's own would make unguarded connections."""
     server = runner.server
     assert server is not None
     guard = ConnectionGuard(settings.max_connections, settings.max_connections_per_address, settings.header_timeout_s)
     loop = asyncio.get_running_loop()
     handler_settings: dict[str, Any] = server._kwargs
-    return await loop.create_server(
-        lambda: GuardedHandler(server, guard, loop=loop, **handler_settings),
-        settings.host,
-        settings.port,
-        backlog=BACKLOG,
+    return await listen(
+        lambda: GuardedHandler(server, guard, loop=loop, **handler_settings), settings.host, settings.port
     )
 
 

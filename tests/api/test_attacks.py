@@ -1,10 +1,13 @@
 """Connections that mean harm, on real sockets; other clients do not notice."""
 
 import asyncio
+import itertools
+import socket
 import time
 
 import pytest
 
+from mlx_troupe.api.listener import listen
 from mlx_troupe.runtime.events import Finished, TextDelta, Usage
 
 from .fake_service import FakeService
@@ -155,3 +158,37 @@ async def test_a_storm_of_idle_and_broken_connections_leaves_others_their_answer
         for _, writer in idle:
             writer.close()
         await asyncio.sleep(0.1)
+
+
+async def test_broken_requests_leave_no_tracebacks_in_the_log(caplog):
+    async with serving() as client:
+        for data in (HEAD + b"X" * 9000 + b": a\r\n\r\n", b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            writer.write(data)
+            await closed(reader)
+            writer.close()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_connections_are_accepted_one_a_turn_of_the_loop():
+    """A storm waits in the kernel, not in one turn that holds all streams up."""
+    made = []
+
+    def new_protocol():
+        made.append(1)
+        return asyncio.Protocol()
+
+    listener = await listen(new_protocol, "127.0.0.1", 0)
+    sockets = [socket.socket() for _ in range(50)]
+    for found in sockets:  # blocking: the loop does not turn meanwhile
+        found.connect(("127.0.0.1", listener.port))
+    counts = []
+    for _ in range(500):
+        await asyncio.sleep(0)
+        counts.append(len(made))
+    await listener.close()
+    for found in sockets:
+        found.close()
+    await asyncio.sleep(0.01)
+    assert counts[-1] == 50
+    assert max(after - earlier for earlier, after in itertools.pairwise(counts)) == 1

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import TroupeError
-from .commands import bench, cache, chat, doctor, generate, models, serve, service
+from .commands import bench, cache, chat, connect, doctor, generate, models, serve, service
 from .commands.common import FAILURE, INTERRUPTED, OK, USAGE, Invocation
 from .flags import dashed, given_settings
 from .layers import load_settings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .runtime_access import OpenRuntime
 
 COMMANDS: dict[str, Command] = {
-    module.NAME: module for module in (serve, generate, chat, models, cache, service, doctor, bench)
+    module.NAME: module for module in (serve, generate, chat, connect, models, cache, service, doctor, bench)
 }
 
 

@@ -55,6 +55,15 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         raise EditRefused(f"{path}: {error.strerror}") from None
 
 
+def keep_copy(path: Path, content: bytes) -> None:
+    """Write a copy for the owner's eyes only; a link of that name is replaced, not followed. Raises EditRefused."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path.parent.resolve() / path.name, content, 0o600)
+    except OSError as error:
+        raise EditRefused(f"{path}: {error.strerror}") from None
+
+
 def remove_file(path: Path) -> None:
     """Delete a file or a link, not what the link leads to. Raises EditRefused."""
     try:

@@ -75,6 +75,18 @@ def responses_generation(
     )
 
 
+def served_tools(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The function tools. Others run at OpenAI (web search) or are Codex's own kinds (`namespace`): beside function
+    tools among which the model may choose, it goes without them, and the response's `tools` say so; else they are
+    refused."""
+    tools = request.tools or []
+    served = [tool for tool in tools if tool.get("type") == "function"]
+    if len(served) < len(tools) and (not served or request.tool_choice not in (None, "auto", "none")):
+        place = next(place for place, tool in enumerate(tools) if tool.get("type") != "function")
+        raise unsupported(f"tools[{place}].type", "only function tools are")
+    return served
+
+
 def input_messages(given: str | list[InputItem] | None) -> list[dict[str, Any]]:
     """Messages of the input; calls and thoughts join the assistant's message they belong to."""
     if given is None or given == []:
@@ -109,7 +121,7 @@ def empty_response(request: ResponsesRequest, generation: Generation, name: str,
         temperature=generation.sampling.temperature,
         text={"format": {"type": kind, **schema}},
         tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
+        tools=served_tools(request),
         top_p=generation.sampling.top_p,
     )
 
@@ -203,9 +215,7 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def _tools(request: ResponsesRequest) -> ToolUse:
     """The flat tools of this API as the nested ones of chats."""
     nested = []
-    for place, tool in enumerate(request.tools or []):
-        if tool.get("type") != "function":
-            raise unsupported(f"tools[{place}].type", "only function tools are")
+    for tool in served_tools(request):
         function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
         nested.append({"type": "function", "function": function})
     return tool_use(nested, request.tool_choice)

@@ -15,6 +15,7 @@ from .errors import ended_early, invalid
 from .sse import EARLY_ENDS
 from .tools import MAX_TOOLS, ToolUse, function_tool
 from .translate import MAX_TOKENS
+from .turns import alternating
 from .wire.decode import unsupported
 from .wire.messages import MessageAnswer, MessageUsage, TextBlock, ThinkingBlock, ToolUseBlock
 
@@ -45,7 +46,7 @@ def messages_generation(
     choice = request.tool_choice
     return Generation(
         request_id=request_id,
-        messages=(*_system(request.system), *_turns(request.messages, settings.max_messages)),
+        messages=alternating((*_system(request.system), *_turns(request.messages, settings.max_messages))),
         sampling=_sampling(request, settings),
         max_tokens=whole(request.max_tokens, "max_tokens", 1, MAX_TOKENS),
         stop=stops(request.stop_sequences),

@@ -17,7 +17,7 @@ from .config_edit import ConfigEdit, JsonEdit, toml_edit, yaml_edit, yaml_item_e
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-KEY_VARIABLE = "MLX_TROUPE_API_KEY"
+KEY_VARIABLE = "MLX_TROUPE_CLIENT_KEY"
 UNUSED = "unused"  # clients insist on a key even where the server wants none
 
 
@@ -55,11 +55,12 @@ class ClientPlan:
 def claude_code(target: Target, environment: Mapping[str, str]) -> ClientPlan:
     """`~/.claude/settings.json`: all of its model names lead to the one that is served."""
     names = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{kind}_MODEL" for kind in ("OPUS", "SONNET", "HAIKU")))
-    values = {("env", "ANTHROPIC_BASE_URL"): target.url} | {("env", name): target.model for name in names}
+    values: dict[tuple[str, ...], str] = {("env", name): target.model for name in names}
+    values["env", "ANTHROPIC_BASE_URL"] = target.url
     if target.keyed:
-        values[("apiKeyHelper",)] = f"printenv {KEY_VARIABLE}"
+        values["apiKeyHelper",] = f"printenv {KEY_VARIABLE}"
     else:
-        values[("env", "ANTHROPIC_AUTH_TOKEN")] = UNUSED
+        values["env", "ANTHROPIC_AUTH_TOKEN"] = UNUSED
     folder = _folder(environment, "CLAUDE_CONFIG_DIR", ".claude")
     return ClientPlan(folder / "settings.json", JsonEdit(values), "claude", _export(target))
 

@@ -177,7 +177,7 @@ def yaml_item_edit(key: str, item: Mapping[str, Any], root: Mapping[str, str]) -
         return _ended(text[: opening.end()]) + _block(lines(indent), indent=indent) + rest
 
     def meaning(document: dict[str, Any]) -> dict[str, Any]:
-        found = dict(root) if not document else document
+        found = document if document else dict(root)
         others = found.get(key) or []
         if not isinstance(others, list):
             raise EditRefused(f"its {key} is not a list")

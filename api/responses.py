@@ -12,6 +12,7 @@ from .checks import real, whole
 from .errors import invalid
 from .tools import ToolUse, tool_use
 from .translate import MAX_TEMPLATE_TEXT_CHARACTERS, MAX_TOKENS
+from .turns import alternating
 from .wire.decode import unsupported
 from .wire.responses import InputDetails, OutputDetails, Response, ResponseUsage
 
@@ -54,7 +55,7 @@ def responses_generation(
         raise invalid(f"the conversation holds more than {settings.max_messages} messages", param="input")
     return Generation(
         request_id=request_id,
-        messages=(*instructions, *earlier, *new),
+        messages=alternating((*instructions, *earlier, *new)),
         sampling=SamplingParams(
             temperature=heat if share > 0 else 0.0,
             top_p=share if share > 0 else 1.0,

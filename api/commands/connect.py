@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,6 +16,7 @@ from .common import FAILURE, OK, Invocation
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 NAME = "connect"
 HELP = "let Claude Code, Codex, aider, opencode or Continue use this server"
@@ -148,7 +148,7 @@ def _undo(plan: ClientPlan, invocation: Invocation) -> int:
 
 
 def _without_ours(plan: ClientPlan, text: str) -> str | None:
-    """What the file would be if we had never written it. The copy says that we did; an empty one, that there was none."""
+    """What the file would be if we had never written it: there is a copy if we did, an empty one of no file."""
     copy = read_text(_backup(plan))
     if copy is None:
         return text

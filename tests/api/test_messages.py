@@ -215,3 +215,23 @@ def test_what_cannot_be_had_is_named(fields, param):
         generation(**fields)
     assert caught.value.status == 400
     assert caught.value.param == param
+
+
+async def test_turns_are_joined_as_anthropic_joins_them(client):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "system", "content": "a reminder"},
+        {"role": "assistant", "content": "c"},
+        {"role": "system", "content": "another"},
+        {"role": "user", "content": "d"},
+    ]
+    body = {"max_tokens": 5, "system": [{"type": "text", "text": "x"}], "messages": messages}
+    assert (await client.post("/v1/messages", body)).status == 200
+    (asked,) = client.service.submitted
+    assert [(message["role"], message["content"]) for message in asked.messages] == [
+        ("system", "x"),
+        ("user", "a\n\nb\n\na reminder"),
+        ("assistant", "c"),
+        ("user", "another\n\nd"),
+    ]

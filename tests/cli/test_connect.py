@@ -6,6 +6,7 @@ import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ KEYED = Target(url="http://127.0.0.1:8000", model="org/model", keyed=True)
 PARSERS = {"json": json.loads, "toml": tomllib.loads, "yml": yaml.safe_load, "yaml": yaml.safe_load}
 # A file of each client's as somebody may have it.
 OWN = {
-    "claude-code": '{\n    "permissions": {"allow": ["Bash(ls)"]},\n    "env": {"ANTHROPIC_MODEL": "mine", "X": "ü"}\n}',
+    "claude-code": '{\n    "permissions": {"allow": ["Bash"]},\n    "env": {"ANTHROPIC_MODEL": "mine", "X": "ü"}\n}',
     "codex": (
         '# mine\nmodel = "gpt-5" # best\nmodel_provider="openai"\napproval_policy = "never"\n\n'
         '[model_providers.other]\nname = "model = x"\n[projects."/a b"]\ntrust_level = "trusted"'
@@ -143,12 +144,12 @@ def test_what_each_client_reads(tmp_path):
     assert written("opencode", TARGET)["model"] == "mlx-troupe/org/model"
     assert written("continue", TARGET)["models"][0]["apiBase"] == "http://127.0.0.1:8000/v1"
     # With keys each names a variable, and none holds a key.
-    assert written("claude-code", KEYED)["apiKeyHelper"] == "printenv MLX_TROUPE_API_KEY"
-    assert written("codex", KEYED)["model_providers"]["mlx_troupe"]["env_key"] == "MLX_TROUPE_API_KEY"
+    assert written("claude-code", KEYED)["apiKeyHelper"] == "printenv MLX_TROUPE_CLIENT_KEY"
+    assert written("codex", KEYED)["model_providers"]["mlx_troupe"]["env_key"] == "MLX_TROUPE_CLIENT_KEY"
     assert "openai-api-key" not in written("aider", KEYED)
     options = written("opencode", KEYED)["provider"]["mlx-troupe"]["options"]
-    assert options["apiKey"] == "{env:MLX_TROUPE_API_KEY}"
-    assert written("continue", KEYED)["models"][0]["apiKey"] == "${{ secrets.MLX_TROUPE_API_KEY }}"
+    assert options["apiKey"] == "{env:MLX_TROUPE_CLIENT_KEY}"
+    assert written("continue", KEYED)["models"][0]["apiKey"] == "${{ secrets.MLX_TROUPE_CLIENT_KEY }}"
 
 
 BROKEN = {
@@ -166,7 +167,7 @@ BROKEN = {
     "yml": ["a: [", "- a\n", "{model: x}\n", "model:\n  - a\n", "a: 1\n...\n---\nb: 2\n"],
 }
 BOMB = "a: &a [x]\n" + "".join(
-    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghijklm", "bcdefghijklmn")
+    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghijklm", "bcdefghijklmn", strict=True)
 )
 
 
@@ -252,7 +253,7 @@ def test_odd_model_names_cannot_break_out(connect):
 class Models(BaseHTTPRequestHandler):
     answer = (200, b'{"data": [{"id": "org/served"}]}')
     key = ""
-    seen: list[str] = []
+    seen: ClassVar[list[str]] = []
 
     def do_GET(self):
         self.seen.append(self.headers.get("Authorization", ""))
@@ -289,8 +290,8 @@ def test_the_server_says_which_model_and_whether_it_wants_a_key(connect, server,
     server.key = "a-secret-key"
     assert connect("opencode", "--url", server.url, "--write") == 2
     assert "wants a key" in capsys.readouterr().err
-    assert connect("opencode", "--url", server.url, "--write", MLX_TROUPE_API_KEY="a-secret-key") == 0
-    assert "{env:MLX_TROUPE_API_KEY}" in path.read_text()
+    assert connect("opencode", "--url", server.url, "--write", MLX_TROUPE_CLIENT_KEY="a-secret-key") == 0
+    assert "{env:MLX_TROUPE_CLIENT_KEY}" in path.read_text()
     assert not any(b"a-secret-key" in found.read_bytes() for found in connect.home.rglob("*") if found.is_file())
     shown = capsys.readouterr()
     assert "a-secret-key" not in shown.out + shown.err

@@ -11,7 +11,20 @@ import pytest
 from mlx_troupe.api.cli import main
 
 ROOT = Path(__file__).parents[2]
-KNOWN = "FROM WORKDIR COPY RUN ENV EXPOSE VOLUME HEALTHCHECK STOPSIGNAL ENTRYPOINT CMD USER".split()
+KNOWN = [
+    "FROM",
+    "WORKDIR",
+    "COPY",
+    "RUN",
+    "ENV",
+    "EXPOSE",
+    "VOLUME",
+    "HEALTHCHECK",
+    "STOPSIGNAL",
+    "ENTRYPOINT",
+    "CMD",
+    "USER",
+]
 
 
 def parsed():

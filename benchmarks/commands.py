@@ -112,11 +112,13 @@ async def _measured(arguments: argparse.Namespace, targets: Sequence[Target]) ->
     plan = plan_of(arguments, tokens_per_word=await _calibrated(arguments, targets[0]))
     progress = Progress()
     with Results(arguments.json, arguments.html, _about(targets), plan) as results:
-        async with progress.ticking():
-            async for measurement in run_plan(targets, plan, progress.watch):
-                progress.done(measurement)
-                results.add(measurement)
-    print(report(results.measurements, plan), flush=True)
+        try:
+            async with progress.ticking():
+                async for measurement in run_plan(targets, plan, progress.watch):
+                    progress.done(measurement)
+                    results.add(measurement)
+        finally:  # what there is, also when somebody stops it or a server dies
+            print(report(results.measurements, plan), flush=True)
     return 1 if any(one.figures.errors for one in results.measurements) else 0
 
 

@@ -68,14 +68,17 @@ class Measurement(msgspec.Struct, frozen=True):
 async def measure(
     target: Target, plan: BenchPlan, level: Level, repeat: int, watch: Watch | None = None
 ) -> Measurement:
-    """Run one repeat; repeat -1 is the warm-up. Raises OSError when a server cannot be reached at all."""
+    """Run one repeat; repeat -1 is the warm-up. Raises RuntimeError when a server cannot be reached at all."""
     warm_up = repeat < 0
     drive = plan.drive
     if warm_up:
         count = warm_ups(plan, level)
         level = Level("warm-up", users=min(count, max(1, level.users)))
         drive = msgspec.structs.replace(drive, conversations=count, duration_s=None)
-    await target.prepare(level.users)
+    try:
+        await target.prepare(level.users)
+    except OSError as error:
+        raise RuntimeError(f"{target.name} cannot be reached: {error}") from error
     driver = Driver(target, drive)
     told = conversations(plan.workload, level, f"{plan.salt}-{level.label}-{repeat}")
     async with _scraping(target, driver, 0.0 if warm_up else plan.scrape_s) as samples:

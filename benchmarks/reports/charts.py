@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TIMELINE_BUCKETS = 200
 MIB = 1 << 20
 MEMORY_METRICS = ("mlx_troupe_memory_active_bytes", "process_bytes", "process_resident_memory_bytes")
-"""The first of these that a target has is drawn."""
+"""Those that a target has are drawn: what its device holds, and its process."""
 
 
 def against_load(measurements: Sequence[Measurement]) -> list[str]:
@@ -62,6 +62,7 @@ def of_level(measurements: Sequence[Measurement], level: str) -> list[str]:
             "milliseconds",
             "share of cases, %",
             [_distribution(own[target], values, target) for target in targets],
+            logarithmic=True,
         )
         for title, values in _LATENCIES
     ]
@@ -78,7 +79,7 @@ def of_level(measurements: Sequence[Measurement], level: str) -> list[str]:
             "Memory, over time",
             "seconds from the start",
             "MiB",
-            [_memory(own[target][-1], target) for target in targets if own[target]],
+            [series for target in targets if own[target] for series in _memory(own[target][-1], target)],
         )
     )
     return charts
@@ -119,17 +120,19 @@ def gap_timeline(measurement: Measurement, name: str) -> Series:
         for before_s, after_s in pairwise(sorted(set(outcome.text_times_s))):
             bucket = int(after_s / width_s)
             longest[bucket] = max(longest.get(bucket, 0.0), (after_s - before_s) * 1e3)
-    return Series(name, [((bucket + 0.5) * width_s, gap_ms) for bucket, gap_ms in sorted(longest.items())])
+    points = [((bucket + 0.5) * width_s, gap_ms) for bucket, gap_ms in sorted(longest.items())]
+    return Series(name, points, stems=True)
 
 
-def _memory(measurement: Measurement, name: str) -> Series:
-    values = [sample.values for sample in measurement.samples]
-    metric = next((metric for metric in MEMORY_METRICS if any(metric in found for found in values)), None)
-    if metric is None:
-        return Series(name, [])
-    points = [
-        (max(0.0, sample.at_s), sample.values[metric] / MIB)
-        for sample in measurement.samples
-        if metric in sample.values
-    ]
-    return Series(f"{name}: {metric}", points)
+def _memory(measurement: Measurement, name: str) -> list[Series]:
+    """One line for each memory metric that the target has, in MiB."""
+    found = []
+    for metric in MEMORY_METRICS:
+        points = [
+            (max(0.0, sample.at_s), sample.values[metric] / MIB)
+            for sample in measurement.samples
+            if metric in sample.values
+        ]
+        if points:
+            found.append(Series(f"{name}: {metric}", points))
+    return found

@@ -47,10 +47,14 @@ def write_line(file: BinaryIO, line: Line) -> None:
 
 
 def read_lines(path: Path) -> tuple[RunLine, list[Measurement]]:
-    """A file's run and measurements. Raises OSError, or ValueError for a file that is none of ours."""
+    """A file's run and measurements. Raises OSError, or ValueError for a file that is none of ours.
+
+    A last line without its end was cut off with the run, and is left out.
+    """
     run: RunLine | None = None
     found = []
-    for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, raw in enumerate(whole.splitlines(), start=1):
         try:
             line = _DECODER.decode(raw)
         except msgspec.DecodeError as error:

@@ -18,26 +18,30 @@ MOST_POINTS = 600
 
 
 class Series(NamedTuple):
-    """One line; `spread` are (x, low, high) whiskers."""
+    """One line; `spread` are (x, low, high) whiskers. `stems` draws each point as a line from zero instead."""
 
     name: str
     points: Sequence[tuple[float, float]]
     spread: Sequence[tuple[float, float, float]] = ()
     dots: bool = False
+    stems: bool = False
 
 
 class Scale(NamedTuple):
-    """Maps values to pixels."""
+    """Maps values to pixels; with `logarithmic`, powers of ten lie equally far apart."""
 
     low: float
     high: float
     first: float
     last: float
+    logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
-        span = self.high - self.low or 1.0
-        return self.first + (value - self.low) / span * (self.last - self.first)
+        """The pixel of a value; one below the scale is at its low end."""
+        low, high = self.low, self.high
+        if self.logarithmic:
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
+        return self.first + (value - low) / (high - low or 1.0) * (self.last - self.first)
 
 
 def ticks(high: float, count: int = 5) -> list[float]:
@@ -50,15 +54,22 @@ def ticks(high: float, count: int = 5) -> list[float]:
     return [number * step for number in range(math.ceil(high / step - 1e-9) + 1)]
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """A chart from zero; a note instead where there is nothing to draw."""
+def powers(values: Sequence[float]) -> list[float]:
+    """Powers of ten from below the least positive value to above the greatest, at least two."""
+    positive = [value for value in values if value > 0] or [1.0]
+    low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+    return [10.0**power for power in range(low, max(high, low + 1) + 1)]
+
+
+def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series], *, logarithmic: bool = False) -> str:
+    """A chart from zero (or with a logarithmic x axis); a note instead where there is nothing to draw."""
     drawn = [(one, COLOURS[number % len(COLOURS)]) for number, one in enumerate(series) if one.points]
     if not drawn:
         return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">not measured</p></figure>'
     xs = [x for one, _ in drawn for x, _ in one.points]
     ys = [y for one, _ in drawn for _, y in one.points] + [high for one, _ in drawn for _, _, high in one.spread]
-    x_ticks, y_ticks = ticks(max(xs)), ticks(max(ys))
-    x = Scale(0.0, x_ticks[-1], LEFT, WIDTH - RIGHT)
+    x_ticks, y_ticks = powers(xs) if logarithmic else ticks(max(xs)), ticks(max(ys))
+    x = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT, logarithmic)
     y = Scale(0.0, y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [_axes(x, y, x_ticks, y_ticks, x_label, y_label), *(_line(one, colour, x, y) for one, colour in drawn)]
     legend = "".join(f'<span><i style="background:{colour}"></i>{escape(one.name)}</span>' for one, colour in drawn)
@@ -83,6 +94,10 @@ def _axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float]
 
 
 def _line(series: Series, colour: str, x: Scale, y: Scale) -> str:
+    if series.stems:
+        base = y.at(0.0)
+        stems = [f"M{x.at(a):.1f} {base:.1f}V{y.at(b):.1f}" for a, b in thinned(series.points)]
+        return f'<path stroke="{colour}" stroke-width="1.5" d="{"".join(stems)}"/>'
     points = thinned(series.points)
     path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in points)
     parts = [f'<polyline fill="none" stroke="{colour}" stroke-width="1.8" points="{path}"/>']

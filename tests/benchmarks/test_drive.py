@@ -109,3 +109,12 @@ def test_old_answers_are_decoded_when_too_many_bytes_wait(monkeypatch):
     for answer in answers:
         tally.add(drive.Entry(answer, 0.0, 0.0, 0, 0, 1))
     assert [answer.decoded for answer in answers] == [1, 1, 1, 0, 0]
+
+
+def test_a_server_that_is_gone_is_named():
+    class Gone(ScriptedTarget):
+        async def prepare(self, connections: int) -> None:
+            raise ConnectionRefusedError("refused")
+
+    with pytest.raises(RuntimeError, match="scripted cannot be reached: refused"):
+        load(Gone(lambda number: 1.0), Level("1", users=1))

@@ -20,7 +20,7 @@ from benchmarks.reports.charts import gap_timeline
 from benchmarks.reports.lines import MeasurementLine, Results, RunLine, read_lines, write_line
 from benchmarks.reports.page import page
 from benchmarks.reports.progress import Progress
-from benchmarks.reports.svg import Series, line_chart, thinned, ticks
+from benchmarks.reports.svg import Scale, Series, line_chart, powers, thinned, ticks
 from benchmarks.reports.table import aligned, report
 from benchmarks.traffic.arrivals import Level
 from benchmarks.traffic.drive import DriveSettings, Tally
@@ -73,7 +73,16 @@ def test_lines_come_back_as_they_went(tmp_path):
     assert (line.about, line.plan, found) == ({"machine": "this"}, PLAN, two_servers())
 
 
-@pytest.mark.parametrize("text", ["", "{}", "not json", '{"kind": "measurement"}'])
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with Results(str(path), None, {}, PLAN) as results:
+        results.add(measured("ours"))
+        results.add(measured("ours", repeat=1))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert read_lines(path)[1] == [measured("ours")]
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "not json\n", '{"kind": "measurement"}\n', '{"kind": "run"}'])
 def test_other_files_are_refused(text, tmp_path):
     (tmp_path / "x").write_text(text)
     with pytest.raises(ValueError, match="x"):
@@ -165,6 +174,23 @@ def test_a_chart_is_xml_with_a_line_a_series():
     assert y0 > y1  # up is less in SVG
     assert root.findtext("figcaption") == "a < b"
     assert "not measured" in line_chart("t", "x", "y", [Series("none", [])])
+
+
+def test_powers_of_ten_enclose_the_values():
+    assert powers([0.0, 3.0, 250.0]) == [1.0, 10.0, 100.0, 1000.0]
+    assert powers([10.0]) == [10.0, 100.0]
+    assert powers([0.0]) == [1.0, 10.0]
+
+
+def test_a_logarithmic_axis_has_decades_of_one_width():
+    scale = Scale(1.0, 1000.0, 0.0, 300.0, logarithmic=True)
+    assert [scale.at(value) for value in (0.0, 1.0, 10.0, 100.0, 1000.0)] == pytest.approx([0, 0, 100, 200, 300])
+
+
+def test_stems_stand_on_zero():
+    chart = line_chart("t", "x", "y", [Series("one", [(1.0, 2.0), (2.0, 4.0)], stems=True)])
+    path = ElementTree.fromstring(chart).find(".//path").get("d")
+    assert path.count("M") == path.count("V") == 2
 
 
 def test_thinning_keeps_the_ends():

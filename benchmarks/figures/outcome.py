@@ -112,10 +112,10 @@ def outcome_of(
     return Outcome(
         conversation=conversation,
         turn=turn,
-        intended_s=intended_s - begin_s,
-        sent_s=asked_s - begin_s,
-        end_s=record.end_s - begin_s,
-        text_times_s=tuple(time_s - begin_s for time_s in record.text_times_s),
+        intended_s=_rounded(intended_s - begin_s),
+        sent_s=_rounded(asked_s - begin_s),
+        end_s=_rounded(record.end_s - begin_s),
+        text_times_s=tuple(_rounded(time_s - begin_s) for time_s in record.text_times_s),
         tokens=record.tokens,
         counted_by_server=record.usage_tokens is not None,
         wanted_tokens=wanted_tokens,
@@ -125,3 +125,8 @@ def outcome_of(
         error=record.error or "",
         left=left,
     )
+
+
+def _rounded(seconds: float) -> float:
+    """Microseconds are enough, and half the file."""
+    return round(seconds, 6)

@@ -189,3 +189,26 @@ async def test_the_request_is_what_the_api_documents():
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     assert record.error == "the stream ended without a finish reason"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://host", ("host", 443, "", True)),
+        ("http://host/proxy/v1/", ("host", 80, "/proxy", False)),
+        ("127.0.0.1:9", ("127.0.0.1", 9, "", False)),
+        ("http://[::1]:8000", ("::1", 8000, "", False)),
+    ],
+)
+def test_urls(url, expected):
+    address = Address.from_url(url, "m")
+    assert (address.host, address.port, address.prefix, address.secure) == expected
+    assert b"Host: [::1]:8000" in Address.from_url("http://[::1]:8000", "m").get("/x")
+
+
+async def test_https_is_spoken_to_https():
+    """The handshake fails at a server that speaks plain HTTP, and that is a fault of the connection."""
+    async with serving() as client:
+        address = Address.from_url(client.url.replace("http:", "https:"), "m")
+        record = (await HttpTarget("tls", address).ask(ask(timeout_s=5.0))).record()
+    assert record.error.startswith("no connection: [SSL")

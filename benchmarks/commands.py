@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import blas
 from .contenders import Contender, answers, first_model, parse_contender, running
+from .file_limit import most_connections
 from .http_stream import Target as Address
 from .interleave import run_plan
 from .measure import tokens_per_word
@@ -45,6 +46,7 @@ def check(arguments: argparse.Namespace) -> None:
     """Raise ValueError, naming the option, for what cannot be run; does nothing else."""
     plan_of(arguments)
     _key(arguments)
+    _check_users(arguments)
     for path in (arguments.json, arguments.html):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise ValueError(f"{path}: its folder does not exist")
@@ -152,6 +154,13 @@ def _contenders(arguments: argparse.Namespace) -> list[Contender]:
         if "{model}" in one.command and not arguments.named_model:
             raise ValueError(f"--server {one.name} wants a model: name it as the argument")
     return found
+
+
+def _check_users(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for more users than there can be connections."""
+    users, most = max(level.users for level in plan_of(arguments).levels), most_connections()
+    if users > most and (arguments.verb == "compare" or arguments.url):
+        raise ValueError(f"--users {users}: this process may open {most} connections (ulimit -n)")
 
 
 def _model_path(name: str | None) -> str:

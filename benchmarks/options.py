@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .figures.objective import Objective, parse_objective
+from .file_limit import most_connections
 from .measure import BenchPlan
 from .traffic.arrivals import closed_levels, open_levels
 from .traffic.conversations import Workload
-from .traffic.drive import DriveSettings
+from .traffic.drive import MOST_OPEN, DriveSettings
 from .traffic.lengths import parse_lengths
 from .traffic.recorded import RecordedRequest, read_requests
 from .traffic.sampling_mix import parse_mix
@@ -58,6 +59,7 @@ def plan_of(arguments: argparse.Namespace, *, tokens_per_word: float = 1.0) -> B
         think_s=_seconds("--think", arguments.think, zero=True) or 0.0,
         endpoint=arguments.endpoint,
         timeout_s=_seconds("--request-timeout", arguments.request_timeout) or DriveSettings().timeout_s,
+        max_open=min(MOST_OPEN, most_connections()),
     )
     return BenchPlan(
         levels=tuple(levels),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .arrivals import Level
     from .conversations import Conversation, Turn
 
+MOST_OPEN = 4096
 HELD_BYTES = 64 << 20
 """Raw answers beyond this are decoded while the load runs, oldest first."""
 
@@ -47,7 +48,7 @@ class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     think_s: float = 0.0
     endpoint: Endpoint = "chat"
     timeout_s: float = 300.0
-    max_open: int = 4096
+    max_open: int = MOST_OPEN
 
 
 class Entry(NamedTuple):
@@ -146,13 +147,10 @@ class Driver:
                 intended_s = self.begin_s + (conversation.at_s or 0.0)
                 if self._over(intended_s):
                     return
-                if (wait_s := intended_s - loop.time()) > 0:
-                    await asyncio.sleep(wait_s)
-                group.create_task(self._placed(places, conversation, intended_s))
-
-    async def _placed(self, places: asyncio.Semaphore, conversation: Conversation, intended_s: float) -> None:
-        async with places:
-            await self._converse(conversation, intended_s)
+                await asyncio.sleep(max(0.0, intended_s - loop.time()))
+                await places.acquire()
+                task = group.create_task(self._converse(conversation, intended_s))
+                task.add_done_callback(lambda _: places.release())
 
     def _over(self, now_s: float) -> bool:
         duration_s = self._settings.duration_s

@@ -68,6 +68,7 @@ def test_nobody_at_the_url(capsys):
     ("arguments", "named"),
     [
         (["run", "--users", "0"], "--users"),
+        (["run", "--url", "http://127.0.0.1:9", "--users", "9000000"], "ulimit"),
         (["run", "--users", "1", "--arrivals", "poisson:1"], "--arrivals"),
         (["run", "--arrivals", "waves:1"], "--arrivals"),
         (["run", "--arrivals", "replay"], "--requests-file"),

@@ -118,3 +118,12 @@ def test_a_server_that_is_gone_is_named():
 
     with pytest.raises(RuntimeError, match="scripted cannot be reached: refused"):
         load(Gone(lambda number: 1.0), Level("1", users=1))
+
+
+def test_arrivals_faster_than_anybody_starts_do_not_pile_up():
+    """A rate that no client can send is bounded by `max_open`, and requests run while others are still to come."""
+    target = ScriptedTarget(lambda number: 0.001)
+    found = load(target, Level("1e9/s", schedule=Constant(1e9)), conversations=2000, max_open=50)
+    assert target.most_open == 50
+    assert found.figures.requests == 2000
+    assert found.figures.send_lag_ms["max"] == pytest.approx(39, abs=2)

@@ -119,6 +119,7 @@ class ChunkRunner:
         except Exception as error:
             logger.exception("a chunk of row %d failed", work.chunk.row)
             self.staged.pop(work.chunk.row, None)
+            self._shelf.discard(work.chunk.row, work.chunk.stash)
             work.error = error
             mx.clear_cache()
         work.seconds += self._clock.now() - began_s

@@ -58,6 +58,14 @@ class PageShelf:
         else:
             self._aside.setdefault(row, {})[end] = page
 
+    def discard(self, row: int, ends: Sequence[int]) -> None:
+        """Free the pieces of `row` that end so: nobody will name them."""
+        aside = self._aside.get(row, {})
+        for end in ends:
+            aside.pop(end, None)
+        if not aside:
+            self._aside.pop(row, None)
+
     def adopt(self, row: int, pages: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
         """See `Engine.adopt`."""
         aside = self._aside.get(row, {})

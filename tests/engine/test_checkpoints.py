@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
+from mlx_troupe.runtime.clock import MonotonicClock
+from mlx_troupe.runtime.engine.chunks import ChunkRunner
 from mlx_troupe.runtime.engine.kv.page_bytes import from_blob, to_blob
 from mlx_troupe.runtime.engine.kv.pages import StoredPage, cut, leaf_caches, restore, token_bytes
 from mlx_troupe.runtime.engine.kv.staged import StagedRow
+from mlx_troupe.runtime.engine.page_shelf import PageShelf
+from mlx_troupe.runtime.engine.prompt_reader import PromptReader
 from mlx_troupe.runtime.messages.decode import StepResult
+from mlx_troupe.runtime.messages.executor import Chunk
 from mlx_troupe.runtime.page_blob import PageBlob
 
 from .bench import Bench
-from .conftest import PAGE, TABLE, prompt_of
+from .conftest import PAGE, TABLE, VOCAB, prompt_of
 
 STATEFUL = ["gemma3_text", "gpt_oss", "qwen3_next", "qwen3_5", "lfm2", "mamba2", "falcon_h1", "mamba", "llama4"]
 
@@ -160,3 +165,27 @@ def test_the_answer_comes_before_the_kv_is_kept(overlap, new_engine, monkeypatch
     bench.steps(3)
     bench.flush()
     assert bench.failed == {}
+
+
+def test_a_chunk_that_fails_leaves_nothing_aside(tiny_model, monkeypatch) -> None:
+    """Its first checkpoint was kept when its second piece raised: nobody will ever name it. Earlier ones stay."""
+    shelf = PageShelf(PAGE)
+    model = tiny_model("qwen3_next")
+    runner = ChunkRunner(model, None, shelf, MonotonicClock(), PromptReader(model, VOCAB))
+    tokens = tuple(prompt_of(5 * PAGE))
+    ends = tuple(range(PAGE, 5 * PAGE + 1, PAGE))
+    runner.run([Chunk(0, tokens[: 2 * PAGE], 0, stash=ends[:2], checkpoints=ends[:2])])
+    calls, append = [0], StagedRow.append
+
+    def second_fails(self: StagedRow, more: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise RuntimeError("injected")
+        append(self, more)
+
+    monkeypatch.setattr(StagedRow, "append", second_fails)
+    (outcome,) = runner.run([Chunk(0, tokens[2 * PAGE :], 2 * PAGE, stash=ends[2:], checkpoints=ends[2:])])
+    assert outcome.error is not None
+    assert calls[0] == 2
+    assert shelf.adopt(0, tuple((end, 100 + end) for end in ends)) == tuple(100 + end for end in ends[2:])
+    assert not shelf.rows_aside

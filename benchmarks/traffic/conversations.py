@@ -92,12 +92,12 @@ def conversations(workload: Workload, level: Level, salt: str) -> Iterator[Conve
 
 
 def _turn(workload: Workload, salt: str, number: int, turn: int, rng: random.Random) -> Turn:
-    recorded = workload.recorded[number % len(workload.recorded)] if workload.recorded else RecordedRequest()
+    recorded = _recorded(workload, number * workload.turns + turn)
     max_tokens = recorded.max_tokens or workload.output.draw(rng)
     fields = workload.sampling.draw(number, rng)
     if not workload.honour_eos:
         fields["ignore_eos"] = True
-    messages = _messages(workload, recorded, _opening(f"{salt}-{number}-{turn}"), rng)
+    messages = recorded.messages or _made_up(workload, recorded, salt, f"{number}-{turn}", rng)
     if turn == 0 and workload.prefix_tokens:
         group = _opening(f"{salt}-shared-{number % workload.prefix_groups}")
         opening = words(_words(workload, workload.prefix_tokens), group)
@@ -106,13 +106,19 @@ def _turn(workload: Workload, salt: str, number: int, turn: int, rng: random.Ran
     return Turn(messages, max_tokens, fields, rng.randint(1, max_tokens) if leaves else None)
 
 
-def _messages(workload: Workload, recorded: RecordedRequest, salt: str, rng: random.Random) -> tuple[Message, ...]:
-    if recorded.messages:
-        return recorded.messages
+def _recorded(workload: Workload, number: int) -> RecordedRequest:
+    return workload.recorded[number % len(workload.recorded)] if workload.recorded else RecordedRequest()
+
+
+def _made_up(
+    workload: Workload, recorded: RecordedRequest, salt: str, own: str, rng: random.Random
+) -> tuple[Message, ...]:
     tokens = recorded.prompt_tokens or workload.prompt.draw(rng)
     if recorded.blocks:
-        return ({"role": "user", "content": _block_text(workload, recorded.blocks, tokens)},)
-    return ({"role": "user", "content": words(_words(workload, tokens), salt)},)
+        text = _block_text(workload, recorded.blocks, tokens, salt)
+    else:
+        text = words(_words(workload, tokens), _opening(f"{salt}-{own}"))
+    return ({"role": "user", "content": text},)
 
 
 def _opening(salt: str) -> str:
@@ -120,13 +126,13 @@ def _opening(salt: str) -> str:
     return hashlib.blake2b(salt.encode(), digest_size=4).hexdigest()
 
 
-def _block_text(workload: Workload, blocks: tuple[int, ...], tokens: int) -> str:
-    """Text of the blocks in order, the last one cut so that there are `tokens` in all."""
+def _block_text(workload: Workload, blocks: tuple[int, ...], tokens: int, salt: str) -> str:
+    """Text of the blocks in order, the last one cut so that there are `tokens` in all; equal blocks of one repeat agree."""
     pieces = []
     for place, block in enumerate(blocks):
         size = min(HASH_BLOCK_TOKENS, tokens - place * HASH_BLOCK_TOKENS)
         if size > 0:
-            pieces.append(words(_words(workload, size), f"block-{block}"))
+            pieces.append(words(_words(workload, size), _opening(f"{salt}-block-{block}")))
     return " ".join(pieces)
 
 

@@ -162,6 +162,7 @@ def test_wrong_recordings_name_the_line(text, named, tmp_path):
 def test_blocks_share_text_as_recorded():
     recorded = (RecordedRequest(0.0, (), 600, 1, (7, 8)), RecordedRequest(1.0, (), 700, 1, (7, 9)))
     first_text, second_text = (opening(one) for one in taken(Workload(recorded=recorded), 2))
+    assert not opening(taken(Workload(recorded=recorded), 1, salt="next")[0]).startswith(first_text[:8])
     shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first_text, second_text, strict=False))))
     assert len(first_text[:shared].split()) >= 512
     assert first_text != second_text
@@ -194,6 +195,13 @@ def test_prefix_groups_share_and_nothing_else():
 
 def test_tokens_per_word_scales_the_text():
     assert len(opening(taken(Workload(prompt=Fixed(100), tokens_per_word=2.0), 1)[0]).split()) == 51
+
+
+def test_recorded_prompts_are_asked_in_turn():
+    recorded = tuple(RecordedRequest(None, ({"role": "user", "content": text},), None, 7) for text in "abc")
+    asked = [turn for one in taken(Workload(recorded=recorded, turns=2), 2) for turn in one.turns]
+    assert [turn.messages[0]["content"] for turn in asked] == ["a", "b", "c", "a"]
+    assert {turn.max_tokens for turn in asked} == {7}
 
 
 def test_leave_rate():

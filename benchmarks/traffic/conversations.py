@@ -127,7 +127,7 @@ def _opening(salt: str) -> str:
 
 
 def _block_text(workload: Workload, blocks: tuple[int, ...], tokens: int, salt: str) -> str:
-    """Text of the blocks in order, the last one cut so that there are `tokens` in all; equal blocks of one repeat agree."""
+    """Text of the blocks in order, the last one cut so that there are `tokens` in all; equal ids agree in a repeat."""
     pieces = []
     for place, block in enumerate(blocks):
         size = min(HASH_BLOCK_TOKENS, tokens - place * HASH_BLOCK_TOKENS)

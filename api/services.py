@@ -84,7 +84,6 @@ def systemd_unit(command: Sequence[str], stop_s: float) -> str:
 # {MARK}
 [Unit]
 Description=mlx-troupe, a language model server
-Documentation=https://pypi.org/project/mlx-troupe/
 After=network.target
 StartLimitIntervalSec=300
 StartLimitBurst=5

@@ -278,3 +278,40 @@ async def test_the_live_view_shows_a_real_runtime(chromium, tmp_path_factory):
         assert "pages" in await page.text("#cache-ram")
         assert await page.text("#memory-limit") != "not known"
         quiet(page)
+
+
+HOSTILE_LINES = (
+    "'`'.repeat(n)",
+    "'`a'.repeat(n)",
+    "'*'.repeat(n)",
+    "'**a'.repeat(n)",
+    "'['.repeat(n)",
+    "'[]('.repeat(n)",
+    "'[a](b '.repeat(n)",
+    "'http://'.repeat(n)",
+    "'> '.repeat(n)",
+    "'#'.repeat(n)",
+    "'- ' + ' '.repeat(n) + '\\ra'",
+    "'-'.repeat(n) + 'x'",
+    "'- - ' + ' '.repeat(n) + 'x'",
+    "'1. '.repeat(n)",
+    "'~'.repeat(n)",
+)
+
+
+@pytest.mark.parametrize("size", [19_000, 200_000])
+async def test_no_line_takes_long_to_show(chromium, size):
+    """Lines as long as are parsed at all, and longer ones; whole and in pieces."""
+    async with serving() as client, chromium.tab() as page:
+        await page.open(client.url)
+        for line in HOSTILE_LINES:
+            took_ms = await page.evaluate(
+                f"import('/page/markdown.js').then(({{ Markdown }}) => {{ const n = {size}; const line = {line};"
+                " const start = performance.now();"
+                " for (const step of [line.length, 997]) {"
+                "   const root = document.createElement('div'); const shown = new Markdown(root);"
+                "   for (let at = 0; at < line.length; at += step) shown.push(line.slice(at, at + step));"
+                "   shown.push('\\n'); shown.finish(); }"
+                " return performance.now() - start; })"
+            )
+            assert took_ms < 5000, (line, took_ms)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import msgspec
 
 from ..engine_protocol import EngineFacts
+from ..models.fused import fuse_projections
 from .device import backend, device_memory
 from .footprint import kv_layout
 from .host_threads import choose_threads
@@ -52,6 +53,8 @@ def build_engine(
     """
     if backend() == "cpu":
         choose_threads(model, clock)
+    if backend() == "cuda":
+        fuse_projections(model)
     layout = choose_layout(model, ragged_attention())
     new_batch = layout.new_batch(model, config.length_classes)
     overlap = choose_overlap(config.overlap, model, layout.shapes, new_batch)

@@ -47,7 +47,7 @@ class _Product:
         return out
 
 
-class FusedPart(nn.Module):  # type: ignore[misc]  # mlx's classes are untyped
+class FusedPart(nn.Module):
     """Stands where a projection of a group stood. The first of a group holds the weights of all."""
 
     def __init__(self, product: _Product, index: int) -> None:

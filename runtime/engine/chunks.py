@@ -48,6 +48,10 @@ class _Work:
         self.read: list[PositionLogprobs] = []
 
     @property
+    def scored(self) -> bool:
+        return self.chunk.reading is not None and self.chunk.reading.top_logprobs is not None
+
+    @property
     def goes_on(self) -> bool:
         return bool(self.ends) and self.error is None and not self.missed
 
@@ -145,10 +149,14 @@ class ChunkRunner:
         """Whose next pieces go into one forward."""
         if self._shapes is None or len(works) == 1:
             return [[work] for work in works]
-        short = [work for work in works if work.chunk.reading is None and len(work.piece().tokens) <= LONGEST_TOGETHER]
-        pieces = [work.piece() for work in short]
-        together = packs([len(piece.tokens) for piece in pieces], [piece.row.length for piece in pieces])
-        return [[work] for work in works if work not in short] + [[short[i] for i in pack] for pack in together]
+        short = [work for work in works if not work.scored and len(work.piece().tokens) <= LONGEST_TOGETHER]
+        packed = [[work] for work in works if work not in short]
+        for pooled in (False, True):  # vectors need another part of the model
+            kind = [work for work in short if (work.chunk.reading is not None) is pooled]
+            pieces = [work.piece() for work in kind]
+            together = packs([len(piece.tokens) for piece in pieces], [piece.row.length for piece in pieces])
+            packed += [[kind[i] for i in pack] for pack in together]
+        return packed
 
     def _run_together(self, pack: list[_Work]) -> bool:
         """Whether it could be done. Each chunk's time is its share by tokens."""
@@ -156,7 +164,10 @@ class ChunkRunner:
         pieces = [work.piece() for work in pack]
         began_s = self._clock.now()
         try:
-            extend_together(self._model, self._shapes, pieces)
+            if pack[0].chunk.reading is None:
+                extend_together(self._model, self._shapes, pieces)
+            else:
+                self._reader.append_together(self._shapes, pieces, [work.chunk for work in pack])
         except Exception:
             logger.exception("%d prompts could not be computed together; each runs alone", len(pack))
             return False

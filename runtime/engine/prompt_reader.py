@@ -16,11 +16,15 @@ from mlx.nn import Module
 from ..events import PositionLogprobs, TokenLogprob
 from ..reading import ChunkReading
 from .kv.staged import StagedRow
+from .kv.together import extend_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..messages.executor import Chunk
+    from ..reading import PromptReading
+    from .kv.shapes import LayerShape
+    from .kv.together import Piece
 
 LOGITS_BYTES = 64 << 20
 """Float32 logits of one slice; half as much again is there for a moment in the model's own type."""
@@ -50,14 +54,23 @@ class PromptReader:
         assert reading is not None
         if reading.pooling is None:
             return self._score(staged, tokens, chunk, reading.top_logprobs or 0)
-        hidden = staged.forward(tokens, self._body)[0].astype(mx.float32)
-        if reading.pooling == "last":
-            staged.pooled = hidden[-1]
-        else:
-            total = hidden.sum(axis=0)
-            staged.pooled = total if staged.pooled is None else staged.pooled + total
+        staged.pooled = _pooled(staged, staged.forward(tokens, self._body)[0], reading)
         mx.eval(staged.pooled, *staged.arrays())
         return []
+
+    def append_together(self, shapes: list[LayerShape], pieces: Sequence[Piece], chunks: Sequence[Chunk]) -> None:
+        """The same for several rows that become vectors, in one forward. When it raises they are as they were."""
+        vectors: list[mx.array] = []
+
+        def pool(hidden: mx.array) -> list[mx.array]:
+            for place, (piece, chunk) in enumerate(zip(pieces, chunks, strict=True)):
+                assert chunk.reading is not None
+                vectors.append(_pooled(piece.row, hidden[place, : len(piece.tokens)], chunk.reading))
+            return vectors
+
+        extend_together(self._body, shapes, pieces, pool)
+        for piece, vector in zip(pieces, vectors, strict=True):
+            piece.row.pooled = vector
 
     def _score(self, staged: StagedRow, tokens: Sequence[int], chunk: Chunk, top: int) -> list[PositionLogprobs]:
         found: list[PositionLogprobs] = []
@@ -68,6 +81,15 @@ class PromptReader:
             logits = staged.forward(part)[0].astype(mx.float32)
             found += _logprobs(logits, targets, top, staged)
         return found
+
+
+def _pooled(staged: StagedRow, hidden: mx.array, reading: PromptReading) -> mx.array:
+    """What `staged.pooled` becomes with the (tokens, size) hidden states that come next; float32 (size,), lazy."""
+    states = hidden.astype(mx.float32)
+    if reading.pooling == "last":
+        return states[-1]
+    total = states.sum(axis=0)
+    return total if staged.pooled is None else staged.pooled + total
 
 
 def vector_of(staged: StagedRow) -> bytes:

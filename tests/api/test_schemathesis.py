@@ -40,4 +40,4 @@ async def test_a_few_requests_of_every_kind():
 @pytest.mark.heavy
 async def test_many_requests_with_a_real_model(tmp_path):
     async with real_server(build_tiny("llama", tmp_path), request_timeout_s=5) as url:
-        await run(url, "--max-examples", "300", "--phases", "coverage,fuzzing", "--max-time", "400")
+        await run(url, "--max-examples", "300", "--phases", "coverage,fuzzing", "--max-time", "200")

@@ -6,15 +6,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_troupe.runtime.clock import MonotonicClock
 from mlx_troupe.runtime.engine import prompt_reader
+from mlx_troupe.runtime.engine.engine import MlxEngine
 from mlx_troupe.runtime.engine.mlxlm import make_prompt_cache
 from mlx_troupe.runtime.engine.prompt_reader import PromptReader, hidden_part
+from mlx_troupe.runtime.engine_protocol import EngineFacts
 from mlx_troupe.runtime.messages.decode import ChunksResult
 from mlx_troupe.runtime.messages.executor import Chunk, StepPlan
 from mlx_troupe.runtime.reading import PromptReading
 
 from .bench import Bench
-from .conftest import TABLE, VOCAB, prompt_of
+from .conftest import CLASSES, TABLE, VOCAB, prompt_of
 from .test_equality import OTHERS
 
 LENGTH = 90
@@ -115,6 +118,45 @@ def test_short_prompts_are_read_beside_others_and_next_to_decoding_rows(new_engi
     bench.flush()
     assert bench.tokens[2][:6] == solo("llama", other, 6)
     assert bench.tokens[1][:8] == solo("llama", plain, 8)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss"])
+def test_short_prompts_become_vectors_in_one_forward(architecture, tiny_model, layout_of, monkeypatch):
+    """Ragged ones, mean and last, some of them with tokens before: each is what it is alone."""
+    model, layout = tiny_model(architecture), layout_of(architecture)
+    facts = EngineFacts(vocab_size=VOCAB, context_length=4096, overlap="off")
+    batches = layout.new_batch(model, CLASSES)
+    forwards = []
+    monkeypatch.setattr(prompt_reader, "extend_together", counted(prompt_reader.extend_together, forwards))
+
+    def vectors(shapes):
+        engine = MlxEngine(model, batches, facts, page_tokens=8, clock=MonotonicClock(), shapes=shapes)
+        bench = Bench(engine)
+        prompts = [prompt_of(length, seed=length) for length in (5, 9, 30, 31, 17)]
+        first = Chunk(2, tuple(prompts[2][:12]), 0, reading=PromptReading(pooling="mean"))
+        assert bench.chunk(first).error is None
+        chunks = []
+        for row, prompt in enumerate(prompts):
+            start = 12 if row == 2 else 0
+            reading = PromptReading(pooling="last" if row % 2 else "mean")
+            chunks.append(Chunk(row, tuple(prompt[start:]), start, reading=reading))
+        bench.plan(chunks=tuple(chunks))
+        outcomes = bench.said[-1].outcomes
+        assert [outcome.error for outcome in outcomes] == [None] * 5
+        return [np.frombuffer(outcome.reading.vector, np.float32) for outcome in outcomes]
+
+    alone, together = vectors(None), vectors(layout.shapes)
+    assert forwards == [5]
+    for one, other in zip(alone, together, strict=True):
+        assert other == pytest.approx(one, abs=1e-3 * float(np.abs(one).max()))
+
+
+def counted(run, sizes):
+    def extend(model, shapes, pieces, *more):
+        sizes.append(len(pieces))
+        return run(model, shapes, pieces, *more)
+
+    return extend
 
 
 def test_no_slice_may_be_larger_than_memory_allows(new_engine, monkeypatch):

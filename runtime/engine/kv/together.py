@@ -19,7 +19,7 @@ from .shapes import KVShape, leaves
 from .stores import KVRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .shapes import LayerShape
     from .staged import StagedRow
@@ -70,7 +70,12 @@ def packs(lengths: Sequence[int], depths: Sequence[int]) -> list[list[int]]:
     return out
 
 
-def extend_together(model: Any, shapes: list[LayerShape], pieces: Sequence[Piece]) -> None:
+def extend_together(
+    model: Any,
+    shapes: list[LayerShape],
+    pieces: Sequence[Piece],
+    read: Callable[[mx.array], list[mx.array]] | None = None,
+) -> None:
     """Run the pieces through the model in one forward and evaluate their KV; blocks until the device is done.
 
     The rows share memory until the last of them is dropped. When it raises they are as they were.
@@ -79,13 +84,14 @@ def extend_together(model: Any, shapes: list[LayerShape], pieces: Sequence[Piece
         model: mlx-lm's.
         shapes: of its layers; see `can_share`.
         pieces: of different rows.
+        read: makes arrays of the forward's output (pieces, longest, size) that are evaluated with the KV.
     """
     longest = max(len(piece.tokens) for piece in pieces)
     group = _group_of([piece.row for piece in pieces], shapes, longest)
     group.begin(longest)
     block = [[*piece.tokens, *[0] * (longest - len(piece.tokens))] for piece in pieces]
-    model(mx.array(block, dtype=mx.int32), cache=group.layers)
-    mx.eval(group.arrays())
+    output = model(mx.array(block, dtype=mx.int32), cache=group.layers)
+    mx.eval(group.arrays(), [] if read is None else read(output))
     for slot, piece in enumerate(pieces):
         _take_back(piece.row, group, slot, len(piece.tokens))
 

@@ -46,12 +46,16 @@ _OPEN_ROUTES = {"/livez", *PAGE_PATHS}
 _STATUSES = {
     "400": "Refused, the field named",
     "401": "No known key",
+    "403": "Not for this name or origin",
     "404": "Not here",
+    "408": "The body took too long",
     "413": "Too large",
     "415": "Not JSON",
     "429": "Too much, try later",
+    "499": "Cancelled",
     "500": "A fault of the server",
     "503": "Not ready",
+    "504": "The request's time is up",
 }
 DOCUMENT = web.AppKey("openapi", bytes)
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Frame-Options": "DENY"}

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from mlx_troupe.api.server import listening
+from mlx_troupe.api.settings import ServerSettings
+from mlx_troupe.runtime import Runtime
 from tests.models.tiny import build_tiny
 
 from .serving import serving
-from .tiny_server import real_server
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -39,5 +41,8 @@ async def test_a_few_requests_of_every_kind():
 
 @pytest.mark.heavy
 async def test_many_requests_with_a_real_model(tmp_path):
-    async with real_server(build_tiny("llama", tmp_path), request_timeout_s=5) as url:
+    async with (
+        Runtime(model=str(build_tiny("llama", tmp_path)), max_context_tokens=256, max_tokens_default=8) as runtime,
+        listening(runtime, ServerSettings(port=0, access_log=False)) as url,
+    ):
         await run(url, "--max-examples", "300", "--phases", "coverage,fuzzing", "--max-time", "200")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from ..runtime.actor import Actor, Reply
 from ..runtime.messages.admission import (
     AdmissionMessage,
+    CacheHolds,
     Cancel,
     Drain,
     PauseAdmission,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..runtime.actor import Ref
     from ..runtime.clock import Clock
     from ..runtime.errors import ActorDied
+    from ..runtime.messages.cache_store import CacheStoreMessage
     from ..runtime.messages.prefill import PrefillMessage
     from .admission_core import AdmissionCore
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 class AdmissionActor(Actor[AdmissionMessage]):
     """Owns the waiting queue and the list of live rows."""
 
+    cache_store: Ref[CacheStoreMessage]
     prefill: Ref[PrefillMessage]
 
     def __init__(self, core: AdmissionCore, *, inbox: int, clock: Clock) -> None:
@@ -52,10 +55,8 @@ class AdmissionActor(Actor[AdmissionMessage]):
                 core.requeue(message.rows)
             case Cancel():
                 core.cancel(message.request_id)
-            case PauseAdmission():
-                core.pause(message.reason)
-            case SetMemoryLine():
-                core.set_memory_line(message.line_bytes)
+            case PauseAdmission() | SetMemoryLine() | CacheHolds():
+                self._memory_news(message)
             case Drain():
                 core.draining = True
                 self._drains.append(message.reply)
@@ -64,9 +65,22 @@ class AdmissionActor(Actor[AdmissionMessage]):
             case _:
                 assert_never(message)
 
+    def _memory_news(self, message: PauseAdmission | SetMemoryLine | CacheHolds) -> None:
+        core = self.core
+        match message:
+            case PauseAdmission():
+                core.pause(message.reason)
+            case SetMemoryLine():
+                core.set_memory_line(message.line_bytes)
+            case CacheHolds():
+                core.cache_holds(message)
+            case _:
+                assert_never(message)
+
     def settle(self) -> None:
         """Let in who may go in, and answer a drain when the last row has ended."""
         self.core.settle()
+        deliver(self.core.to_cache, self.cache_store)
         deliver(self.core.to_prefill, self.prefill)
         if self._drains and self.core.idle:
             for reply in self._drains:

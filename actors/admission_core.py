@@ -3,7 +3,8 @@
 Gates for a request that arrives: draining, duplicate id, more rows than there can ever be, queue full.
 Gates for the head of the queue, in order: `max_rows`, `retry_alone` (see runtime/faults.py), then `memory` (the
 memory-enforcer's pause) and `memory_plan` (what the rows at work and the new ones will need by the model's layout).
-The last three never hold when nothing runs, since then nothing could end and free any. The queue is first come, first
+These three never hold when nothing runs, since then nothing could end and free any. Before the plan holds anything the
+prefix cache has to give up what the head lacks: `reclaim` holds until it has. The queue is first come, first
 served within a priority; a head that is held holds those behind it. A row that was sent back takes the place it came
 in, is never timed out of the queue and never stalled out: its client has had output already.
 """
@@ -19,6 +20,7 @@ import msgspec
 
 from ..runtime.errors import InvalidRequest, NotReady, Overloaded
 from ..runtime.faults import must_run_alone
+from ..runtime.messages.cache_store import SetBudget
 from ..runtime.messages.prefill import Admitted, CancelRows
 from ..runtime.request import State
 from .memory_ledger import planned_lengths
@@ -26,13 +28,17 @@ from .memory_ledger import planned_lengths
 if TYPE_CHECKING:
     from ..runtime.clock import Clock
     from ..runtime.errors import TroupeError
+    from ..runtime.messages.admission import CacheHolds
+    from ..runtime.messages.cache_store import CacheStoreMessage
     from ..runtime.messages.prefill import PrefillMessage
     from ..runtime.request import Request
     from .memory_ledger import MemoryLedger
 
 STALL_S = 60.0
 """Longest that memory may hold the head of the queue."""
-MEMORY_HOLDS = frozenset({"memory", "memory_plan"})
+MEMORY_HOLDS = frozenset({"memory", "memory_plan", "reclaim"})
+REGROW_SHARE = 0.125
+"""The prefix cache gets room back in steps of at least this share of its whole budget."""
 _RATE_SMOOTHING = 0.2
 _RETRY_S = (1.0, 60.0)
 
@@ -81,6 +87,7 @@ class AdmissionCore:
 
     def __init__(self, policy: AdmissionPolicy, *, clock: Clock, ledger: MemoryLedger | None = None) -> None:
         self.to_prefill: list[PrefillMessage] = []
+        self.to_cache: list[CacheStoreMessage] = []
         self.holds: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
@@ -96,6 +103,8 @@ class AdmissionCore:
         self._cancelled: set[str] = set()
         self._number = 0
         self._pause: str | None = None
+        self._cache_budget_bytes = 0 if ledger is None else ledger.pages_bytes
+        self._cache_over = False
         self._stalled: tuple[Waiting, float] | None = None
         self._last_end_s: float | None = None
         self._end_interval_s = 0.0
@@ -197,6 +206,8 @@ class AdmissionCore:
             self._watch_stall(head, reason)
             if reason is not None:
                 self.holds[reason] += 1
+                if reason == "reclaim" and not self._cache_over:
+                    self._reclaim_for(head)
                 return
             del self._queue[0]
             now_s = self._clock.now()
@@ -207,6 +218,37 @@ class AdmissionCore:
                     request.admitted_s = now_s
                 self._admitted[request.row] = request
             self.to_prefill.append(Admitted(head.rows, self._chunk_room()))
+        self._regrow_cache()
+
+    def _reclaim_for(self, head: Waiting) -> None:
+        """Lower the prefix cache's budget by what the head of the queue lacks."""
+        assert self.ledger is not None
+        short = self.ledger.shortage_bytes(planned_lengths((*self._admitted.values(), *head.rows)))
+        self._cache_over = True  # until it says otherwise
+        self._ask_of_cache(max(0, self.ledger.pages_bytes - short))
+
+    def cache_holds(self, answer: CacheHolds) -> None:
+        """What the prefix cache takes now."""
+        if self.ledger is not None and answer.budget_bytes == self._cache_budget_bytes:
+            self.ledger.pages_bytes = max(answer.budget_bytes, answer.bytes)
+            self._cache_over = answer.bytes > answer.budget_bytes
+
+    def _ask_of_cache(self, budget_bytes: int) -> None:
+        self._cache_budget_bytes = budget_bytes
+        self.to_cache.append(SetBudget(budget_bytes))
+
+    def _regrow_cache(self) -> None:
+        """Give the prefix cache back what nobody needs; not while prompts are computed in chunks sized without it."""
+        ledger = self.ledger
+        if ledger is None or self._queue or self._cache_over or ledger.pages_bytes >= ledger.pages_most_bytes:
+            return
+        if any(request.state not in {State.RUNNING, State.FINISHED} for request in self._admitted.values()):
+            return
+        spare = -ledger.shortage_bytes(planned_lengths(self._admitted.values()))
+        budget = min(ledger.pages_most_bytes, ledger.pages_bytes + spare)
+        if budget - ledger.pages_bytes >= REGROW_SHARE * ledger.pages_most_bytes or budget == ledger.pages_most_bytes:
+            ledger.pages_bytes = budget
+            self._ask_of_cache(budget)
 
     def set_memory_line(self, line_bytes: int) -> None:
         """What admitted work may be planned to use from now on."""
@@ -252,11 +294,17 @@ class AdmissionCore:
             return "retry_alone"
         if self._pause is not None and self._admitted:
             return "memory"
-        if self.ledger is not None and self._admitted:
-            lengths = planned_lengths((*self._admitted.values(), *head.rows))
-            if not self.ledger.fits(lengths):
-                return "memory_plan"
-        return None
+        return None if self.ledger is None else self._plan_gate(self.ledger, head)
+
+    def _plan_gate(self, ledger: MemoryLedger, head: Waiting) -> str | None:
+        short = ledger.shortage_bytes(planned_lengths((*self._admitted.values(), *head.rows)))
+        if short <= 0:
+            return None
+        if self._cache_over:
+            return "reclaim"
+        if short <= ledger.pages_bytes or (ledger.pages_bytes and not self._admitted):
+            return "reclaim"
+        return "memory_plan" if self._admitted else None
 
     def _watch_stall(self, head: Waiting, reason: str | None) -> None:
         if reason not in MEMORY_HOLDS or head.returned:

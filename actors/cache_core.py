@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..runtime.messages.admission import CacheHolds
 from ..runtime.messages.cache_disk import CacheDiskMessage, DeletePages, TouchPages
 from ..runtime.messages.executor import NO_PAGE, AdoptPages, DropPages
 from ..runtime.messages.prefill import Matched, Restoring, StorePressure
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..runtime.clock import Clock
+    from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.messages.cache_store import DiskOpened, Match, PageFetched, PageLoaded, PageRead, PageWritten, Store
     from ..runtime.messages.executor import ExecutorMessage
     from ..runtime.messages.prefill import PrefillMessage
@@ -66,6 +68,7 @@ class CacheStoreCore:
         self.to_executor: list[ExecutorMessage] = []
         self.to_prefill: list[PrefillMessage] = []
         self.to_disk: list[CacheDiskMessage] = []
+        self.to_admission: list[AdmissionMessage] = []
         self.tree = PrefixTree(
             page_tokens=policy.page_tokens,
             token_bytes=policy.page_bytes / policy.page_tokens,
@@ -81,6 +84,7 @@ class CacheStoreCore:
         self._stores: set[int] = set()
         self._store = 0
         self._full = False
+        self._told_bytes: int | None = 0
         self._counts = dict.fromkeys(
             ("queries", "hits_ram", "hits_disk", "hits_partial", "queried_tokens", "hit_tokens", "stored_pages"), 0
         )
@@ -133,6 +137,24 @@ class CacheStoreCore:
         """Free pages that nobody leases, least recently used first, until so many bytes are free."""
         self.tree.evict(wanted_bytes)
         self._collect()
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Keep to another budget from now on; the answer goes out at the end of the turn."""
+        self.tree.budget_bytes = budget_bytes
+        self._told_bytes = None
+
+    def _keep_to_budget(self) -> None:
+        """What leases kept above a lowered budget goes as they end; admission hears each time."""
+        tree = self.tree
+        over = self._told_bytes is None or self._told_bytes > tree.budget_bytes
+        if not over:
+            return
+        if tree.ram_bytes > tree.budget_bytes:
+            tree.evict(tree.ram_bytes - tree.budget_bytes)
+            self._collect()
+        if self._told_bytes != tree.ram_bytes:
+            self._told_bytes = tree.ram_bytes
+            self.to_admission.append(CacheHolds(tree.budget_bytes, tree.ram_bytes))
 
     def _count(self, message: Match, found: PrefixMatch, *, from_disk: bool) -> None:
         counts, before = self._counts, message.before
@@ -191,6 +213,7 @@ class CacheStoreCore:
             self.to_prefill.append(Matched(match.row, found.pages, found.tokens, found.branch))
         self.spill.pump()
         self._collect()
+        self._keep_to_budget()
         full = len(self._stores) >= self._max_stores
         if full != self._full:
             self._full = full

@@ -19,6 +19,7 @@ from ..runtime.messages.cache_store import (
     PagesLost,
     PageWritten,
     Reclaim,
+    SetBudget,
     Store,
     Tick,
     Unlease,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..runtime.actor import Ref, Reply
     from ..runtime.clock import Clock
     from ..runtime.errors import ActorDied
+    from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.messages.executor import ExecutorMessage
     from ..runtime.messages.prefill import PrefillMessage
     from .cache_core import CacheStoreCore
@@ -45,6 +47,7 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
         opened: set once the disk's pages are known, or there is no disk.
     """
 
+    admission: Ref[AdmissionMessage]
     prefill: Ref[PrefillMessage]
     executor: Ref[ExecutorMessage]
 
@@ -79,8 +82,9 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
                 core.lost(message.pages)
             case PageRead() | PageWritten() | PageFetched() | PageLoaded() | DiskOpened():
                 self._disk_news(message)
-            case Reclaim():
-                core.reclaim(message.bytes)
+            case Reclaim() | SetBudget():
+                limit = core.reclaim if isinstance(message, Reclaim) else core.set_budget
+                limit(message.bytes)
             case Flush():
                 core.spill.flush()
                 self._flushes.append(message.reply)
@@ -112,6 +116,7 @@ class CacheStoreActor(Actor[CacheStoreMessage]):
         core.settle()
         deliver(core.to_executor, self.executor)
         deliver(core.to_prefill, self.prefill)
+        deliver(core.to_admission, self.admission)
         if self._disk is not None:
             for order in core.to_disk:
                 self._disk.tell(order)

@@ -136,11 +136,11 @@ def _device_line(facts: EngineFacts, memory: MemoryEnforcerActor) -> int:
 def _connect(cast: Cast) -> None:
     admission, prefill, decode = cast.admission, cast.prefill, cast.decode
     executor, cache_store, memory = cast.executor, cast.cache_store, cast.memory_enforcer
-    admission.prefill = prefill.ref
+    admission.prefill, admission.cache_store = prefill.ref, cache_store.ref
     prefill.admission, prefill.decode, prefill.cache_store = admission.ref, decode.ref, cache_store.ref
     decode.admission, decode.prefill = admission.ref, prefill.ref
     decode.executor, decode.cache_store = executor.ref, cache_store.ref
     executor.decode, executor.cache_store, executor.memory_enforcer = decode.ref, cache_store.ref, memory.ref
-    cache_store.prefill, cache_store.executor = prefill.ref, executor.ref
+    cache_store.admission, cache_store.prefill, cache_store.executor = admission.ref, prefill.ref, executor.ref
     memory.admission, memory.cache_store = admission.ref, cache_store.ref
     memory.decode, memory.executor = decode.ref, executor.ref

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..runtime.errors import EngineFailed
 from ..runtime.messages.admission import Requeue, RowDone
+from ..runtime.messages.cache_store import Reclaim
 from ..runtime.messages.executor import StepPlan
 from ..runtime.messages.prefill import ChunksDone
 from ..runtime.request import State
@@ -181,6 +182,9 @@ class DecodeCore:
     def _guard_memory(self, guard: MemoryGuard, active_bytes: int) -> None:
         for _ in range(guard.surplus_rows(active_bytes, list(self._active.values()))):
             self.preempt(f"{active_bytes >> 20} MiB in use, and growing past {guard.line_bytes >> 20} MiB")
+        if guard.reclaim_bytes:
+            self.to_cache.append(Reclaim(guard.reclaim_bytes))
+            guard.reclaim_bytes = 0
 
     def chunks_done(self, result: ChunksResult) -> None:
         """Chunks have run: prefill hears of it, and the next plan waits for its answer."""

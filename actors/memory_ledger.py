@@ -2,8 +2,9 @@
 
 Admission plans every row at the length it will soon have, in the buffers it will share, and keeps room for the dearest
 moment: a join (old buffers, new ones, and the row's own KV) or a smallest chunk behind the longest prompt, taken
-SAFETY times as dear as the formula says, since formulas of transients are guesses. The prefix cache's whole budget
-counts as used, so that pages never compete with rows. Rows grow beyond the plan; then decode puts the youngest back.
+SAFETY times as dear as the formula says, since formulas of transients are guesses. What the prefix cache may take
+counts as used, so that pages never compete with rows; admission lowers its budget before it holds anybody. Rows grow
+beyond the plan; then decode has pages freed, and puts the youngest back if that is not enough.
 """
 
 from __future__ import annotations
@@ -58,13 +59,18 @@ class MemoryLedger:
         pages_bytes: budget of the prefix cache.
         line_bytes: what admitted work may be planned to use, `base_bytes` included.
         chunk_tokens: largest chunk.
+
+    Attributes:
+        pages_most_bytes: the prefix cache's whole budget.
+        pages_bytes: what it may take now, or has in use above that.
     """
 
     def __init__(
         self, layout: KVLayout, *, base_bytes: int, pages_bytes: int, line_bytes: int, chunk_tokens: int
     ) -> None:
         self.layout = layout
-        self.fixed_bytes = base_bytes + pages_bytes
+        self.base_bytes = base_bytes
+        self.pages_bytes = self.pages_most_bytes = pages_bytes
         self.line_bytes = line_bytes
         self._chunk_tokens = chunk_tokens
 
@@ -72,26 +78,26 @@ class MemoryLedger:
         """What rows of these lengths will need."""
         layout = self.layout
         longest = max(lengths, default=0)
-        rows = self.fixed_bytes + batch_bytes(layout, lengths)
+        rows = self.base_bytes + self.pages_bytes + batch_bytes(layout, lengths)
         join = staged_bytes(layout, longest, self._chunk_tokens) + group_bytes(layout, lengths)
         chunk = SAFETY * transient_bytes(layout, MEMORY_FLOOR_TOKENS, longest)
         return MemoryNeed(rows, int(max(join, chunk)))
 
-    def fits(self, lengths: Sequence[int]) -> bool:
-        """Whether these rows may be at work together."""
-        return self.need(lengths).total_bytes <= self.line_bytes
+    def shortage_bytes(self, lengths: Sequence[int]) -> int:
+        """What these rows lack to be at work together; at most 0 when they may be."""
+        return self.need(lengths).total_bytes - self.line_bytes
 
     def chunk_room_bytes(self, lengths: Sequence[int]) -> int:
         """What is left for the transient of a chunk beside these rows."""
         return self.line_bytes - self.need(lengths).rows_bytes
 
     def row_limit(self, most: int, line_bytes: int) -> int:
-        """The longest row, up to `most` tokens, that can be served alone below `line_bytes`."""
-        return longest_alone(self.layout, line_bytes - self.fixed_bytes, MEMORY_FLOOR_TOKENS, SAFETY, most)
+        """The longest row, up to `most` tokens, that can be served alone below `line_bytes`, no prefix cached."""
+        return longest_alone(self.layout, line_bytes - self.base_bytes, MEMORY_FLOOR_TOKENS, SAFETY, most)
 
     def alone_bytes(self, length: int) -> int:
         """What a row of `length` tokens needs at least, with all that is there anyway."""
-        return self.fixed_bytes + int(alone_bytes(self.layout, length, MEMORY_FLOOR_TOKENS, SAFETY))
+        return self.base_bytes + int(alone_bytes(self.layout, length, MEMORY_FLOOR_TOKENS, SAFETY))
 
     def excess_bytes(self, active_bytes: int, lengths: Sequence[int], line_bytes: int) -> int:
         """By how much the next steps of these rows would pass `line_bytes`; at most 0 when they would not."""

@@ -48,6 +48,13 @@ class SetMemoryLine(msgspec.Struct, frozen=True, tag=True):
     line_bytes: int
 
 
+class CacheHolds(msgspec.Struct, frozen=True, tag=True):
+    """The cache-store's answer to SetBudget: what its pages take; leases may keep it above the budget for a while."""
+
+    budget_bytes: int
+    bytes: int
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Refuse new requests from now on; the reply comes when the last row has ended."""
 
@@ -58,4 +65,4 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time has passed: look at deadlines."""
 
 
-AdmissionMessage = Submit | Cancel | RowDone | Requeue | PauseAdmission | SetMemoryLine | Drain | Tick
+AdmissionMessage = Submit | Cancel | RowDone | Requeue | PauseAdmission | SetMemoryLine | CacheHolds | Drain | Tick

@@ -97,6 +97,12 @@ class Reclaim(msgspec.Struct, frozen=True, tag=True):
     bytes: int
 
 
+class SetBudget(msgspec.Struct, frozen=True, tag=True):
+    """Pages may take so many bytes of RAM from now on; admission hears CacheHolds, and again as leases end."""
+
+    bytes: int
+
+
 class Flush(msgspec.Struct, frozen=True, tag=True):
     """Bring to disk what is in RAM only; the reply comes when that is done, or cannot be."""
 
@@ -119,6 +125,7 @@ CacheStoreMessage = (
     | PageWritten
     | PageFetched
     | Reclaim
+    | SetBudget
     | Flush
     | Tick
 )

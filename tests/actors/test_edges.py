@@ -122,6 +122,7 @@ async def a_day(stage: Stage) -> None:
             cast.admission.ref.tell(admission.SetMemoryLine(1 << 40))
             cast.admission.ref.tell(admission.PauseAdmission(None))
             cast.cache_store.ref.tell(cache_store.Reclaim(200))
+            cast.cache_store.ref.tell(cache_store.SetBudget(384))
         stage.clock.advance(TICK_S)  # type: ignore[attr-defined]
         stage.troupe.tick()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlx_troupe.actors.decode_rows import RunningRow
-from mlx_troupe.actors.memory_guard import MemoryGuard
+from mlx_troupe.actors.memory_guard import RECLAIM_STEPS, MemoryGuard
 from mlx_troupe.actors.memory_ledger import GUARD_STEPS, MemoryLedger, pages_budget_bytes, planned_length
 from mlx_troupe.actors.prefill_cost import ChunkCost
 from mlx_troupe.actors.prefill_policy import PrefillPolicy, Prompt, chunk_tokens
@@ -33,8 +33,8 @@ def test_the_need_is_rows_and_the_dearest_moment() -> None:
 
 def test_what_fits_does_so_exactly() -> None:
     need = ledger(0).need([50, 60]).total_bytes
-    assert ledger(need).fits([50, 60])
-    assert not ledger(need - 1).fits([50, 60])
+    assert ledger(need).shortage_bytes([50, 60]) == 0
+    assert ledger(need - 1).shortage_bytes([50, 60]) == 1
     assert ledger(need).chunk_room_bytes([50, 60]) == need - 2 * ROW
 
 
@@ -129,3 +129,15 @@ def test_the_guard_looks_now_and_then_and_when_rows_joined() -> None:
     assert looks == [0] * (GUARD_STEPS - 1) + [1]
     assert [guard.surplus_rows(1, running) for _ in range(GUARD_STEPS)] == [0] * GUARD_STEPS, "buffers shrink first"
     assert guard.surplus_rows(1, rows(100, 100, 100)) == 2, "one more joined"
+
+
+def test_the_guard_asks_the_cache_before_it_puts_anybody_back() -> None:
+    guard = MemoryGuard(ledger(0, pages=1000), 0)
+    running = rows(100, 100)
+    assert guard.surplus_rows(5000, running) == 0
+    assert guard.reclaim_bytes == ledger(0).excess_bytes(5000, [100, 100], 0) > 5000
+    looks = [guard.surplus_rows(5000, running) for _ in range(RECLAIM_STEPS)]
+    assert looks == [0] * (RECLAIM_STEPS - 1) + [1], "it did not help"
+    alone = MemoryGuard(ledger(0, pages=1000), 0)
+    assert alone.surplus_rows(5000, rows(100)) == 0
+    assert alone.reclaim_bytes > 0, "the last row is never put back, but it needs the room"

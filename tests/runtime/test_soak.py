@@ -143,7 +143,10 @@ async def clear_pools(runtime: Runtime) -> None:
 
 @pytest.mark.heavy
 async def test_half_a_million_tokens(folder_of) -> None:
-    """500,000 tokens in tenths: after the second, device memory, the process and its objects stay within 2 %."""
+    """500,000 tokens in tenths: after the second, live device memory, the process and its objects stay within 2 %.
+
+    Cached pages are left out: how full the prefix cache is at a moment is chance, and its budget bounds it.
+    """
     total = int(os.environ.get("SOAK_TOKENS", "500000"))
     folder = str(folder_of("llama"))
     async with Runtime(model=folder, page_tokens=64, prefix_cache_bytes=8 << 20, max_rows=64) as runtime:
@@ -152,8 +155,12 @@ async def test_half_a_million_tokens(folder_of) -> None:
             await asyncio.gather(*(churn(runtime, 1000 * part + one, total * part // 10) for one in range(48)))
             await idle(runtime)
             await clear_pools(runtime)
-            marks.append(memory(runtime))
-            print(f"{runtime.statistics().completion_tokens} tokens: active, rss, objects {marks[-1]}", flush=True)
+            active, resident, objects = memory(runtime)
+            marks.append((active - runtime.statistics().cache.ram_bytes, resident, objects))
+            print(
+                f"{runtime.statistics().completion_tokens} tokens: active but pages, rss, objects {marks[-1]}",
+                flush=True,
+            )
         assert runtime.statistics().completion_tokens >= total
         for at in range(3):
             early, late = marks[1][at], marks[-1][at]

@@ -126,11 +126,15 @@ def _aliases(spec: ModelSpec, config: RuntimeConfig) -> tuple[str, ...]:
 
 
 def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:
+    from .heap import keep_freed
     from .models.blas import load_blas
+    from .models.machine import is_linux_cpu
     from .models.progress import ignore
     from .models.resolve import resolve
 
     load_blas()
+    if is_linux_cpu():
+        keep_freed()
     return resolve(
         config.model,
         revision=config.revision,

@@ -7,6 +7,8 @@ from typing import Any, TypedDict
 
 import mlx.core as mx
 
+from ..heap import give_back, kept_bytes
+
 
 class DeviceMemory(TypedDict):
     """See EngineFacts."""
@@ -47,6 +49,18 @@ def device_memory() -> DeviceMemory:
     facts = device_facts()
     size = facts["recommended_working_set_bytes"] or facts["device_memory_bytes"]
     return DeviceMemory(device_bytes=int(size), unified=kind == "metal")
+
+
+def pool_bytes() -> int:
+    """Freed bytes kept for the next step: MLX's pool, and on a processor malloc's (see `heap`)."""
+    return mx.get_cache_memory() + (kept_bytes() if backend() == "cpu" else 0)
+
+
+def empty_pool() -> None:
+    """Return freed memory to the system."""
+    mx.clear_cache()
+    if backend() == "cpu":
+        give_back()
 
 
 def donation_copies() -> bool:

@@ -29,6 +29,7 @@ from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
 from ..request import PLACEHOLDER
 from .chunks import ChunkRunner
+from .device import empty_pool, pool_bytes
 from .flight import Flight, marked, marked_on_host
 from .kv.staged import StagedRow
 from .page_shelf import PageShelf
@@ -389,9 +390,9 @@ class MlxEngine:
     def sample_memory(self, *, clear_pool: bool = False) -> MemorySample:
         """See `Engine.sample_memory`."""
         if clear_pool:
-            mx.clear_cache()
+            empty_pool()
         peak = max(self._chunks.peak_bytes, mx.get_peak_memory())
-        return MemorySample(mx.get_active_memory(), mx.get_cache_memory(), peak, self._clock.now())
+        return MemorySample(mx.get_active_memory(), pool_bytes(), peak, self._clock.now())
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """See `Engine.set_memory_limit`."""
@@ -416,7 +417,7 @@ class MlxEngine:
             held.clear()
         self._flight = None
         del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._chunks
-        mx.clear_cache()
+        empty_pool()
         if self._old_limit_bytes is not None:
             mx.set_memory_limit(self._old_limit_bytes)
 

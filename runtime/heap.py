@@ -46,7 +46,7 @@ def keep_freed() -> bool:
     settings = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, LARGEST_BYTES), (_TRIM_THRESHOLD, KEPT_BYTES))
     taken = sum(library.mallopt(name, value) for name, value in settings) == len(settings)
     logger.info("malloc keeps up to %d MiB of freed memory: %s", KEPT_BYTES >> 20, "yes" if taken else "in part")
-    return taken
+    return bool(taken)
 
 
 def kept_bytes() -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from ..engine_protocol import EngineFacts
 from ..models.fused import fuse_projections
-from .device import backend, device_memory
+from .device import backend, device_memory, empty_pool
 from .footprint import kv_layout
 from .host_threads import choose_threads
 from .kernels import ragged_attention
@@ -76,7 +76,7 @@ def build_engine(
         **device_memory(),
         embeds=reader.embeds,
     )
-    mx.clear_cache()
+    empty_pool()
     facts = msgspec.structs.replace(facts, base_bytes=mx.get_active_memory())
     kernel = "none" if layout.kernel is None else type(layout.kernel).__name__
     logger.info("rows: %s (%s, %s; ragged kernel: %s)", facts.layout, layout.way, layout.reason, kernel)

@@ -23,7 +23,7 @@ REFUSALS = {"memory_limit_exceeded", "memory_admission_stalled", "overloaded", "
 async def limit_for(folder: Path, room_bytes: int) -> int:
     """A limit under which admission may plan with about `room_bytes` beside the idle process."""
     base = 0
-    for _ in range(2):  # what the first load leaves behind is there at the next
+    for _ in range(4):  # what a load leaves behind is there at the next, each time less
         async with Runtime(model=str(folder)) as runtime:
             assert runtime._supervisor.troupe is not None
             base = runtime._supervisor.troupe.cast.memory_enforcer.base_bytes

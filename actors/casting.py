@@ -75,7 +75,7 @@ def cast_for(
     )
     gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
     policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
-    chunks = None if facts.kv is None else ChunkMemory(facts.kv)
+    chunks = None if facts.kv is None else ChunkMemory(facts.kv, memory.limits.slack_bytes)
     prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock, memory=chunks)
     guard = None if ledgers is None else MemoryGuard(ledgers(), _device_line(facts, memory))
     pages_of_output = 0 if facts.checkpoints else page_tokens  # a finished row's state is not at a known token

@@ -80,6 +80,11 @@ class Limits(msgspec.Struct, frozen=True):
         return int(self.abort_bytes * ADMISSION_SHARE)
 
     @property
+    def slack_bytes(self) -> int:
+        """From what is planned with to the stable line."""
+        return self.abort_bytes - self.stable_admission_bytes
+
+    @property
     def preempt_bytes(self) -> int:
         """Above it the youngest row is put back to the queue."""
         return int(self.abort_bytes * PREEMPT_SHARE)

@@ -23,14 +23,16 @@ class ChunkMemory:
 
     Args:
         layout: the model's.
+        slack_bytes: from the line that is planned with to the one that must not be passed.
 
     Attributes:
         room_bytes: what the transient of the next chunk may take; admission says so with each admission.
         dearest: largest ratio of measured to predicted bytes, slowly forgotten.
     """
 
-    def __init__(self, layout: KVLayout) -> None:
+    def __init__(self, layout: KVLayout, slack_bytes: int = 0) -> None:
         self.room_bytes = 0
+        self._slack_bytes = slack_bytes
         self.dearest = 0.0
         self._layout = layout
         self._mean = 0.0
@@ -43,8 +45,13 @@ class ChunkMemory:
         return learnt if self._seen >= TRUSTED_AFTER else max(FIRST_RATIO, learnt)
 
     def tokens_within(self, depth: int) -> int:
-        """Most tokens of a chunk at `depth`; may be 0."""
-        return chunk_within(self._layout, self.room_bytes / self.ratio, depth)
+        """Most tokens of a chunk at `depth`; may be 0.
+
+        What was learnt may be luck: a chunk FIRST_RATIO times as dear as the formula says must still stay in the slack.
+        """
+        learnt = self.room_bytes / self.ratio
+        luckless = (self.room_bytes + self._slack_bytes) / FIRST_RATIO
+        return chunk_within(self._layout, min(learnt, luckless), depth)
 
     def observe(self, tokens: int, depth: int, measured_bytes: int) -> None:
         """Learn from a chunk that ran."""

@@ -141,3 +141,19 @@ def test_the_guard_asks_the_cache_before_it_puts_anybody_back() -> None:
     alone = MemoryGuard(ledger(0, pages=1000), 0)
     assert alone.surplus_rows(5000, rows(100)) == 0
     assert alone.reclaim_bytes > 0, "the last row is never put back, but it needs the room"
+
+
+def test_luck_is_not_trusted_beyond_the_slack() -> None:
+    memory = ChunkMemory(LAYOUT, slack_bytes=100_000)
+    memory.room_bytes = 400_000
+    for _ in range(TRUSTED_AFTER):
+        memory.observe(100, 0, int(transient_bytes(LAYOUT, 100, 0) / 10))
+    tokens = memory.tokens_within(0)
+    assert tokens > first_chunk(400_000).tokens_within(0), "some of it is"
+    assert FIRST_RATIO * transient_bytes(LAYOUT, tokens, 0) <= 500_000
+
+
+def first_chunk(room_bytes: int) -> ChunkMemory:
+    memory = ChunkMemory(LAYOUT)
+    memory.room_bytes = room_bytes
+    return memory

@@ -113,15 +113,15 @@ MUTATIONS = (
     Mutation(
         "6: the forward waits too",
         ENGINE,
-        "        mx.async_eval(logits)\n",
+        "        self._submit([logits], emit)\n",
         "",
         "engine/test_constraints.py::test_invariant_6_only_the_sample_waits",
     ),
     Mutation(
         "6: build ahead submits before it has read",
         ENGINE,
-        '        if self.facts.overlap == "build":\n            self._read(emit)\n        mx.async_eval(logits)\n',
-        "        mx.async_eval(logits)\n",
+        "            self._read(emit)\n        mx.async_eval(*arrays)\n",
+        "            pass\n        mx.async_eval(*arrays)\n",
         "engine/test_constraints.py::test_invariant_6_only_the_sample_waits",
     ),
     Mutation(
@@ -183,7 +183,7 @@ MUTATIONS = (
     Mutation(
         "8: the closed engine keeps its weights",
         ENGINE,
-        "        del self._batch, self._new_batch, self._sampler, self._tokens, self._model\n",
+        "        del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._chunks\n",
         "        del self._batch, self._sampler, self._tokens\n",
         "engine/test_threads.py::test_invariant_8_arrays_die_on_the_thread",
     ),
@@ -288,8 +288,8 @@ MUTATIONS = (
     Mutation(
         "pages: those not listed are freed",
         SHELF,
-        "        aside = self._aside.get(row, {})\n",
-        "        aside = self._aside.pop(row, {})\n",
+        "        aside = self._aside.get(row, {})\n        lost = []\n",
+        "        aside = self._aside.pop(row, {})\n        lost = []\n",
         "engine/test_pages.py::test_adopting_names_frees_and_leaves_aside",
     ),
     Mutation(

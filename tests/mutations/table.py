@@ -69,6 +69,7 @@ MUTATIONS = (
     Mutation(
         "2: a finished row's last token in flight counts",
         DECODE,
+        "            if self._rows.get(request.row) is not row:\n                continue\n"
         "            if request.state is finished:\n",
         "            if request is None:\n",
         "actors/test_decode_invariants.py"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
+from .answer import ChoiceParts, error_of, total_usage
 from .clock import MonotonicClock
 from .config import RuntimeConfig
 from .embedding import embed
@@ -27,23 +28,14 @@ from .errors import (
     ContextLengthExceeded,
     InvalidRequest,
     NotReady,
-    Overloaded,
-    RequestCancelled,
-    RequestTimedOut,
     TroupeError,
 )
 from .event_stream import EventStream
 from .events import (
-    Embedded,
     Failed,
-    Finished,
     PrefillProgress,
-    PromptLogprobs,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
 )
-from .generation import MAX_CHOICES, MAX_STOPS, Choice, Completion, Generation, ToolCall
+from .generation import MAX_CHOICES, MAX_STOPS, Completion, Generation
 from .metrics import RuntimeMetrics
 from .output.events import EventSplitter
 from .prefix_cache import namespace, read_warm_prompts
@@ -62,7 +54,7 @@ if TYPE_CHECKING:
 
     from ..actors.troupe import Troupe
     from .clock import Clock
-    from .events import Event, Usage
+    from .events import Event
     from .generation import EmbeddingQuery, Embeddings, ModelInfo
     from .loading import LoadedEngine
     from .models.progress import Report
@@ -231,15 +223,15 @@ class Runtime:
 
     async def complete(self, generation: Generation) -> Completion:
         """See `Service.complete`."""
-        parts = [_Parts() for _ in range(max(1, generation.n))]
+        parts = [ChoiceParts() for _ in range(max(1, generation.n))]
         async with self.stream(generation) as events:
             async for event in events:
                 if isinstance(event, Failed):
-                    raise _raised(event)
+                    raise error_of(event)
                 if not isinstance(event, PrefillProgress):
                     parts[event.index].add(event)
         choices = tuple(part.choice() for part in parts)
-        return Completion(events.request_id, self.model.name, choices, _total(choices))
+        return Completion(events.request_id, self.model.name, choices, total_usage(choices))
 
     async def embed(self, query: EmbeddingQuery) -> Embeddings:
         """See `Service.embed`."""
@@ -453,58 +445,6 @@ class Runtime:
         return b"" if self._metrics is None else self._metrics.exposition()
 
 
-class _Parts:
-    """One choice while its events come in."""
-
-    def __init__(self) -> None:
-        self.deltas: list[TextDelta] = []
-        self.thoughts: list[str] = []
-        self.calls: dict[int, list[ToolCallDelta]] = {}
-        self.end: Finished | None = None
-        self.prompt: PromptLogprobs | None = None
-        self.embedding = b""
-
-    def add(self, event: PromptLogprobs | Embedded | TextDelta | ReasoningDelta | ToolCallDelta | Finished) -> None:
-        match event:
-            case Finished():
-                self.end = event
-            case ReasoningDelta(text=text):
-                self.thoughts.append(text)
-            case ToolCallDelta():
-                self.calls.setdefault(event.call, []).append(event)
-            case TextDelta():
-                self.deltas.append(event)
-            case PromptLogprobs():
-                self.prompt = event
-            case Embedded(vector=vector):
-                self.embedding = vector
-
-    def choice(self) -> Choice:
-        end = self.end
-        if end is None:
-            raise ActorDied("the request ended without a final event")
-        if end.reason == "cancelled":
-            raise RequestCancelled("the request was cancelled")
-        if end.reason == "timeout" and not self.deltas:
-            raise RequestTimedOut("the request's time was over before its first token; raise timeout_s")
-        asked = self.prompt is not None or any(delta.logprobs is not None for delta in self.deltas)
-        return Choice(
-            text="".join(delta.text for delta in self.deltas),
-            tokens=tuple(token for delta in self.deltas for token in delta.tokens),
-            finish_reason=end.reason,
-            logprobs=tuple(entry for delta in self.deltas for entry in delta.logprobs or ()) if asked else None,
-            stop=end.stop,
-            usage=end.usage,
-            reasoning="".join(self.thoughts),
-            tool_calls=tuple(
-                ToolCall(parts[0].id, parts[0].name, "".join(part.arguments for part in parts))
-                for parts in self.calls.values()
-            ),
-            prompt=self.prompt,
-            embedding=self.embedding,
-        )
-
-
 def _check(generation: Generation) -> None:
     given = [name for name in ("messages", "prompt", "tokens") if getattr(generation, name) is not None]
     if len(given) != 1:
@@ -531,20 +471,3 @@ def _reading(generation: Generation) -> PromptReading | None:
     if generation.embed is None and generation.prompt_logprobs is None:
         return None
     return PromptReading(generation.prompt_logprobs, generation.embed)
-
-
-def _raised(event: Failed) -> TroupeError:
-    if event.retry_after_s is not None:
-        return Overloaded(event.message, retry_after_s=event.retry_after_s, code=event.code)
-    return TroupeError(event.message, param=event.param, code=event.code)
-
-
-def _total(choices: tuple[Choice, ...]) -> Usage:
-    """The request's usage: one prompt, all choices' output, the longest times."""
-    usages = [choice.usage for choice in choices]
-    return msgspec.structs.replace(
-        usages[0],
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-        decode_s=max(usage.decode_s for usage in usages),
-    )

@@ -118,6 +118,7 @@ class Runtime:
         self._finished: dict[str, int] = {}
         self._next_row = 0
         self._draining = False
+        self._opened = False
         self._random = random.SystemRandom()
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -144,6 +145,7 @@ class Runtime:
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
+        self._opened = True
         return self
 
     async def __aexit__(
@@ -261,7 +263,7 @@ class Runtime:
         return rows, events, prepared
 
     def _require(self) -> tuple[LoadedEngine, Troupe]:
-        supervisor, readiness = self._supervisor, self.readiness()
+        supervisor, readiness = self._supervisor, self._engine_readiness()
         serving = readiness.ready or readiness.reason == "stalled"
         if supervisor.loaded is None or supervisor.troupe is None or not serving:
             raise NotReady(
@@ -397,7 +399,11 @@ class Runtime:
         return self._text().token_text(token)
 
     def readiness(self) -> Readiness:
-        """See `Service.readiness`."""
+        """See `Service.readiness`. Green once the prefixes on disk are known and those of the warm-up are computed."""
+        readiness = self._engine_readiness()
+        return Readiness(False, "loading", "prefixes") if readiness.ready and not self._opened else readiness
+
+    def _engine_readiness(self) -> Readiness:
         supervisor = self._supervisor
         if supervisor.failure is not None:
             return Readiness(False, "failed", supervisor.failure)

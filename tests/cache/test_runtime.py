@@ -241,3 +241,17 @@ async def test_the_metrics_tell_of_both_tiers(runtime_of) -> None:
     assert any(key.startswith("found_total") and 'source="disk"' in key and value == 1 for key, value in found.items())
     assert any(key.startswith("bytes") and 'tier="disk"' in key and value > 0 for key, value in found.items())
     assert any(key.startswith("evictions_total") and 'tier="ram"' in key and value > 0 for key, value in found.items())
+
+
+async def test_ready_only_when_the_prefixes_on_disk_are_known(runtime_of, monkeypatch) -> None:
+    """Or the first requests after a restart find nothing."""
+    seen = []
+
+    async def opened(_: Any) -> None:
+        seen.append(runtime.readiness())
+
+    monkeypatch.setattr("mlx_troupe.actors.troupe.Troupe.cache_opened", opened)
+    runtime = runtime_of("llama", disk=True)
+    async with runtime:
+        assert [readiness.ready for readiness in seen] == [False]
+        assert runtime.readiness().ready

@@ -29,7 +29,7 @@ async def ready(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Queues, memory and counters, for an operator."""
     return web.Response(
-        body=msgspec.json.encode(request.app[CONTEXT].service.status()),
+        body=msgspec.json.encode(await request.app[CONTEXT].service.status()),
         content_type="application/json",
         headers={"Cache-Control": "no-store"},
     )
@@ -38,7 +38,7 @@ async def status(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus exposition text of the runtime's metrics, then those of HTTP."""
     context = request.app[CONTEXT]
-    own = context.service.metrics()
+    own = await context.service.metrics()
     if own and not own.endswith(b"\n"):
         own += b"\n"
     return web.Response(

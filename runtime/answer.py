@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .errors import ActorDied, Overloaded, RequestCancelled, RequestTimedOut, TroupeError
-from .events import Embedded, Failed, Finished, PromptLogprobs, ReasoningDelta, TextDelta, ToolCallDelta
-from .generation import Choice, ToolCall
+from .events import (
+    Embedded,
+    Failed,
+    Finished,
+    PrefillProgress,
+    PromptLogprobs,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from .generation import Choice, Completion, ToolCall
 
 if TYPE_CHECKING:
     from .events import Usage
+    from .service import EventSource
 
 
 class ChoiceParts:
@@ -66,6 +76,18 @@ class ChoiceParts:
             prompt=self.prompt,
             embedding=self.embedding,
         )
+
+
+async def completion_of(source: EventSource, choices: int, model: str) -> Completion:
+    """The whole answer, once every choice has ended. Raises the first choice's failure as a TroupeError."""
+    parts = [ChoiceParts() for _ in range(choices)]
+    async for event in source:
+        if isinstance(event, Failed):
+            raise error_of(event)
+        if not isinstance(event, PrefillProgress):
+            parts[event.index].add(event)
+    whole = tuple(part.choice() for part in parts)
+    return Completion(source.request_id, model, whole, total_usage(whole))
 
 
 def error_of(event: Failed) -> TroupeError:

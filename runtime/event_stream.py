@@ -9,12 +9,20 @@ Owned by the event loop's thread; not thread-safe.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from .events import Event, Failed, Finished, PrefillProgress, TextDelta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+
+class Mailbox(Protocol):
+    """Where a row's events go."""
+
+    def push(self, event: Event) -> None:
+        """Add an event. Never blocks, never raises."""
+        ...
 
 
 class EventStream:
@@ -36,23 +44,28 @@ class EventStream:
     def push(self, event: Event) -> None:
         """Add an event and wake the reader. Never blocks."""
         events = self._events
-        if len(events) >= self._bound and self._merge(event):
+        if len(events) >= self._bound and merge(events, event):
             return
         events.append(event)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _merge(self, event: Event) -> bool:
-        for place in range(len(self._events) - 1, -1, -1):
-            last = self._events[place]
-            if isinstance(event, PrefillProgress) and isinstance(last, PrefillProgress):
-                self._events[place] = event
-                return True
-            if isinstance(event, TextDelta) and isinstance(last, TextDelta) and last.index == event.index:
-                self._events[place] = _joined(last, event)
-                return True
-        return False
+    def push_all(self, events: list[Event]) -> None:
+        """Add events that came together; the list is the stream's then."""
+        if len(self._events) + len(events) > self._bound:
+            for event in events:
+                self.push(event)
+            return
+        self._events = self._events + events if self._events else events
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Every choice's end has been taken."""
+        return self._open <= 0
 
     async def take(self) -> list[Event]:
         """All events since the last call, at least one; [] once every choice has ended.
@@ -75,6 +88,19 @@ class EventStream:
         while events := await self.take():
             for event in events:
                 yield event
+
+
+def merge(events: list[Event], event: Event) -> bool:
+    """Let an undelivered event take in a later one of its kind and choice; False where there is none."""
+    for place in range(len(events) - 1, -1, -1):
+        last = events[place]
+        if isinstance(event, PrefillProgress) and isinstance(last, PrefillProgress):
+            events[place] = event
+            return True
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and last.index == event.index:
+            events[place] = _joined(last, event)
+            return True
+    return False
 
 
 def _joined(first: TextDelta, second: TextDelta) -> TextDelta:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from .answer import ChoiceParts, error_of, total_usage
+from .answer import completion_of
 from .clock import MonotonicClock
 from .config import RuntimeConfig
 from .embedding import embed
@@ -31,31 +31,28 @@ from .errors import (
     TroupeError,
 )
 from .event_stream import EventStream
-from .events import (
-    Failed,
-    PrefillProgress,
-)
-from .generation import MAX_CHOICES, MAX_STOPS, Completion, Generation
+from .generation import MAX_CHOICES, MAX_STOPS, Generation
 from .metrics import RuntimeMetrics
 from .output.events import EventSplitter
 from .prefix_cache import namespace, read_warm_prompts
 from .reading import PromptReading
 from .request import Request
+from .request_stream import RequestStream
 from .sampling_params import MAX_TOP_LOGPROBS, check_token_ids
 from .service import Readiness, Statistics, Status
 from .supervisor import Supervisor
 from .tracing import open_tracer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
     from ..actors.troupe import Troupe
     from .clock import Clock
-    from .events import Event
-    from .generation import EmbeddingQuery, Embeddings, ModelInfo
+    from .event_stream import Mailbox
+    from .generation import Completion, EmbeddingQuery, Embeddings, ModelInfo
     from .loading import LoadedEngine
     from .models.progress import Report
     from .output import Prepared
@@ -67,26 +64,26 @@ CACHE_OPEN_S = 10.0
 """A disk that is slower to say what it holds says it while requests are served."""
 
 
-class RequestStream:
-    """Events of one accepted request. See `service.EventSource`."""
+class OpenRequest:
+    """An accepted request whose events go to a mailbox.
 
-    def __init__(
-        self, request_id: str, prompt_tokens: int, events: EventStream, splitter: EventSplitter | None = None
-    ) -> None:
-        self.request_id = request_id
-        self.prompt_tokens = prompt_tokens
-        self._events = events
-        self._splitter = splitter
+    Attributes:
+        request_id: the caller's, or made up.
+        prompt_tokens: how many tokens the prompt has.
+        splitter: takes its events apart; None where they stay as they are.
+    """
 
-    async def take(self) -> list[Event]:
-        """All events since the last call, at least one; [] after the last choice has ended."""
-        events = await self._events.take()
-        return events if self._splitter is None else self._splitter.split(events)
+    def __init__(self, rows: list[Request], splitter: EventSplitter | None, cancel: Callable[[str], None]) -> None:
+        self.request_id = rows[0].request_id
+        self.prompt_tokens = len(rows[0].prompt)
+        self.splitter = splitter
+        self._rows = rows
+        self._cancel = cancel
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while events := await self.take():
-            for event in events:
-                yield event
+    def close(self) -> None:
+        """Cancel it, unless it has ended."""
+        if any(not row.finished for row in self._rows):
+            self._cancel(self.request_id)
 
 
 class Runtime:
@@ -209,31 +206,32 @@ class Runtime:
     @asynccontextmanager
     async def stream(self, generation: Generation) -> AsyncIterator[RequestStream]:
         """See `Service.stream`."""
+        events = EventStream(choices=generation.n, bound=self.config.event_buffer)
+        opened = await self.open(generation, events)
         try:
-            rows, events, prepared = await self._submit(generation)
+            yield RequestStream(opened.request_id, opened.prompt_tokens, events, opened.splitter)
+        finally:
+            opened.close()
+
+    async def open(self, generation: Generation, events: Mailbox) -> OpenRequest:
+        """Submit a request whose events go to `events`, unsplit, perhaps before this returns.
+
+        Whoever opens it closes it. Raises what `Service.stream` raises.
+        """
+        try:
+            rows, prepared = await self._submit(generation, events)
         except TroupeError as error:
             if self._metrics is not None:
                 self._metrics.refused(error.code)
             raise
-        try:
-            new_splitter = prepared.new_splitter
-            splitter = None if new_splitter is None else EventSplitter([new_splitter() for _ in rows])
-            yield RequestStream(rows[0].request_id, len(rows[0].prompt), events, splitter)
-        finally:
-            if any(not row.finished for row in rows):
-                self.cancel(rows[0].request_id)
+        new_splitter = prepared.new_splitter
+        splitter = None if new_splitter is None else EventSplitter([new_splitter() for _ in rows])
+        return OpenRequest(rows, splitter, self.cancel)
 
     async def complete(self, generation: Generation) -> Completion:
         """See `Service.complete`."""
-        parts = [ChoiceParts() for _ in range(max(1, generation.n))]
-        async with self.stream(generation) as events:
-            async for event in events:
-                if isinstance(event, Failed):
-                    raise error_of(event)
-                if not isinstance(event, PrefillProgress):
-                    parts[event.index].add(event)
-        choices = tuple(part.choice() for part in parts)
-        return Completion(events.request_id, self.model.name, choices, total_usage(choices))
+        async with self.stream(generation) as source:
+            return await completion_of(source, generation.n, self.model.name)
 
     async def embed(self, query: EmbeddingQuery) -> Embeddings:
         """See `Service.embed`."""
@@ -247,7 +245,7 @@ class Runtime:
         if self._supervisor.troupe is not None:
             self._supervisor.troupe.cancel(request_id)
 
-    async def _submit(self, generation: Generation) -> tuple[list[Request], EventStream, Prepared]:
+    async def _submit(self, generation: Generation, events: Mailbox) -> tuple[list[Request], Prepared]:
         loaded, troupe = self._require()
         arrived_s = self._clock.now()
         _check(generation)
@@ -256,11 +254,10 @@ class Runtime:
         prompt = await self._prompt(generation, loaded)
         max_tokens = self._max_tokens(generation, len(prompt), loaded, troupe)
         prepared = await loaded.outputs.prepare(generation, prompt)
-        events = EventStream(choices=generation.n, bound=self.config.event_buffer)
         rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s, prepared)
         await troupe.submit(tuple(rows))
         self._live.update({row.row: row for row in rows if not row.finished})
-        return rows, events, prepared
+        return rows, prepared
 
     def _require(self) -> tuple[LoadedEngine, Troupe]:
         supervisor, readiness = self._supervisor, self._engine_readiness()
@@ -313,7 +310,7 @@ class Runtime:
         generation: Generation,
         prompt: list[int],
         max_tokens: int,
-        events: EventStream,
+        events: Mailbox,
         loaded: LoadedEngine,
         arrived_s: float,
         prepared: Prepared,
@@ -419,7 +416,7 @@ class Runtime:
         return Readiness(True)
 
     def statistics(self) -> Statistics:
-        """See `Service.statistics`."""
+        """A snapshot; cheap."""
         supervisor = self._supervisor
         if supervisor.troupe is None:
             return Statistics(
@@ -436,7 +433,7 @@ class Runtime:
             supervisor.troupe.statistics(), finished=dict(self._finished), restarts=supervisor.restarts
         )
 
-    def status(self) -> Status:
+    async def status(self) -> Status:
         """See `Service.status`."""
         supervisor = self._supervisor
         return Status(
@@ -446,7 +443,7 @@ class Runtime:
             memory=None if supervisor.troupe is None else supervisor.troupe.memory(),
         )
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """See `Service.metrics`."""
         return b"" if self._metrics is None else self._metrics.exposition()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .constraint import Constraint
-    from .event_stream import EventStream
+    from .event_stream import Mailbox
     from .reading import PromptReading
     from .sampling_params import SamplingParams
     from .text import TextStream
@@ -141,7 +141,7 @@ class Request:
         sampling: SamplingParams,
         max_tokens: int,
         text: TextStream,
-        events: EventStream,
+        events: Mailbox,
         arrived_s: float,
         index: int = 0,
         leader: int | None = None,

@@ -1,7 +1,7 @@
 """The facade's face: what the API, the CLI and embedders may ask of a runtime.
 
-`Runtime` (in this process) is one implementation; tests bring a fake one, a remote one may follow. All methods run on
-the caller's event loop.
+`Runtime` (in this process) is one implementation, `RemoteRuntime` (in a process of its own) another; tests bring a fake
+one. All methods run on the caller's event loop.
 """
 
 from __future__ import annotations
@@ -223,15 +223,11 @@ class Service(Protocol):
         """Whether new requests are served now."""
         ...
 
-    def statistics(self) -> Statistics:
-        """A snapshot; cheap."""
+    async def status(self) -> Status:
+        """All of it for an operator."""
         ...
 
-    def status(self) -> Status:
-        """All of it for an operator; cheap."""
-        ...
-
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Prometheus exposition text of the runtime's own metrics."""
         ...
 

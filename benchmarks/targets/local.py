@@ -95,7 +95,7 @@ class LocalTarget:
 
     async def scrape(self) -> dict[str, float]:
         """See `Target`."""
-        return parse_metrics(self._service.metrics().decode())
+        return parse_metrics((await self._service.metrics()).decode())
 
     def _generation(self, ask: Ask) -> Generation:
         self._asked += 1

@@ -273,7 +273,7 @@ class FakeService:
     def readiness(self) -> Readiness:
         return self.state
 
-    def status(self) -> Status:
+    async def status(self) -> Status:
         return Status(model="fake", readiness=self.state, statistics=self.statistics(), memory=None)
 
     def statistics(self) -> Statistics:
@@ -287,7 +287,7 @@ class FakeService:
             finished={},
         )
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         return b"# TYPE mlx_troupe_num_requests_running gauge\nmlx_troupe_num_requests_running %d\n" % len(self.active)
 
     async def drain(self, timeout_s: float) -> None:

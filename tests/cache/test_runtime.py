@@ -222,7 +222,7 @@ async def test_the_metrics_tell_of_both_tiers(runtime_of) -> None:
             await ask(runtime, PROMPT)
             await settled(runtime)
             await evict(runtime)
-        text = runtime.metrics().decode()
+        text = (await runtime.metrics()).decode()
     name = '{model_name="llama0"'
     values = {
         line.split(" ")[0].replace(name, "{"): float(line.split(" ")[-1])

@@ -310,7 +310,7 @@ async def test_a_dead_engine_answers_everyone(folder_of, monkeypatch) -> None:
 async def test_metrics_tell_what_happened(folder_of) -> None:
     async with Runtime(model=str(folder_of("llama")), served_name="mine") as runtime:
         await tokens_of(runtime, [20, 30], 5)
-        text = runtime.metrics().decode()
+        text = (await runtime.metrics()).decode()
     assert 'mlx_troupe_request_success_total{finished_reason="length",model_name="mine"} 1.0' in text
     assert 'mlx_troupe_generation_tokens_total{model_name="mine"} 5.0' in text
     assert 'mlx_troupe_inter_token_latency_seconds_count{model_name="mine"} 4.0' in text
@@ -319,11 +319,11 @@ async def test_metrics_tell_what_happened(folder_of) -> None:
 
 async def test_status_tells_queues_and_memory(folder_of) -> None:
     runtime = Runtime(model=str(folder_of("llama")), served_name="mine", memory_limit_bytes=1 << 33)
-    before = runtime.status()
+    before = await runtime.status()
     assert (before.model, before.memory, before.readiness.reason) == ("", None, "loading")
     async with runtime:
         await tokens_of(runtime, [20, 30], 5)
-        status = runtime.status()
+        status = await runtime.status()
     assert status.model == "mine"
     assert status.statistics.completion_tokens == 5
     memory = status.memory

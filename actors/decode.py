@@ -57,6 +57,7 @@ class DecodeActor(Actor[DecodeMessage]):
                 core.offer(message)
             case Ready():
                 core.ready(message.rows)
+                self._loaded = True  # prefill has counted them; it must hear if they end at once
             case RowsFailed():
                 core.rows_failed(message)
             case CancelRunning():

@@ -3,8 +3,10 @@
     python -m benchmarks.prefix_cache [MODEL] [--steady-s 60]
 
 First token of a long shared prefix and a short suffix: cold, from RAM, from disk after a restart; beside it the suffix
-alone on an empty context. Then the gaps of running streams, in windows that alternate between the same requests served
-from RAM with an idle disk, and served from disk while every page is also written anew.
+alone on an empty context, and both again as bare forwards of mlx-lm's model (of a folder): the floor.
+
+Then the gaps of running streams, in windows that alternate between the same requests served from RAM with an idle disk,
+and served from disk while every page is also written anew.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mlx_troupe.runtime import Generation, Runtime, SamplingParams
-from mlx_troupe.runtime.messages.cache_store import Tick
+from mlx_troupe.runtime.models.blas import load_blas
+
+load_blas()
+
+import mlx.core as mx  # noqa: E402  (BLAS must be loaded first)
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache  # noqa: E402
+
+from mlx_troupe.runtime import Generation, Runtime, SamplingParams  # noqa: E402
+from mlx_troupe.runtime.messages.cache_store import Tick  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0)
 PREFIX_TOKENS = 1500
@@ -65,18 +74,58 @@ async def median_s(runtime: Runtime, prefix: list[int], suffix: int, tag: str, *
     return statistics.median(found)
 
 
-async def first_tokens(model: str, folder: Path) -> dict[str, Any]:
-    """Cold, RAM and disk."""
+class Bare:
+    """The same forwards with mlx-lm's model alone, the prefix in its cache already: no store, no scheduler.
+
+    Uses the runtime's attention for CPUs where that is in force: it is the process's.
+    """
+
+    def __init__(self, folder: str, prefix: list[int]) -> None:
+        from mlx_lm.utils import load_model
+
+        self._model: Any = load_model(Path(folder))[0]
+        self._model.set_dtype(mx.float32)
+        self._filled = make_prompt_cache(self._model)
+        for start in range(0, len(prefix), 512):
+            self._forward_s(prefix[start : start + 512], self._filled)
+
+    def first_token_s(self, suffix: int, tag: str, *, after_prefix: bool) -> float:
+        """Median seconds of one forward of the suffix."""
+        found = []
+        for number in range(REPEATS):
+            tokens = ids(suffix, f"{tag} {suffix} {number}")
+            found.append(self._forward_s(tokens, self._filled if after_prefix else make_prompt_cache(self._model)))
+            if after_prefix:
+                trim_prompt_cache(self._filled, suffix)
+        return statistics.median(found)
+
+    def _forward_s(self, tokens: list[int], cache: Any) -> float:
+        began_s = time.perf_counter()
+        mx.eval(self._model(mx.array([tokens]), cache=cache)[:, -1].argmax(-1), [layer.state for layer in cache])
+        return time.perf_counter() - began_s
+
+
+async def first_tokens(model: str, folder: Path, *, bare: bool) -> dict[str, Any]:
+    """Cold, RAM and disk; `bare` adds the floor, for which the model must be a folder."""
     prefix = ids(PREFIX_TOKENS, "prefix")
     out: dict[str, Any] = {"prefix_tokens": PREFIX_TOKENS}
     async with Runtime(model=model, cache_dir=str(folder), cache_disk_bytes=8 << 30) as runtime:
         await first_token_s(runtime, ids(40, "warm"), cache=False)
         cold_s, _ = await first_token_s(runtime, [*prefix, *ids(16, "cold")])
         out["cold_s"] = cold_s
+        floor = Bare(model, prefix) if bare else None
         for suffix in SUFFIX_TOKENS:
             alone_s = await median_s(runtime, [], suffix, "alone", cache=False)
             ram_s = await median_s(runtime, prefix, suffix, "ram")
             out[f"suffix_{suffix}"] = {"alone_s": alone_s, "ram_s": ram_s, "ratio": ram_s / alone_s}
+            if floor is not None:
+                alone_s = floor.first_token_s(suffix, "alone", after_prefix=False)
+                after_s = floor.first_token_s(suffix, "ram", after_prefix=True)
+                out[f"suffix_{suffix}"] |= {
+                    "bare_alone_s": alone_s,
+                    "bare_ram_s": after_s,
+                    "bare_ratio": after_s / alone_s,
+                }
         await settled(runtime)
     async with Runtime(model=model, cache_dir=str(folder), cache_disk_bytes=8 << 30) as runtime:
         await first_token_s(runtime, ids(40, "warm"), cache=False)
@@ -165,7 +214,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {}
         if not arguments.no_first_token:
-            found["first_token"] = asyncio.run(first_tokens(arguments.model, Path(folder) / "a"))
+            found["first_token"] = asyncio.run(
+                first_tokens(arguments.model, Path(folder) / "a", bare=Path(arguments.model).is_dir())
+            )
             print(json.dumps(found, indent=1), flush=True)
         if arguments.steady_s:
             found["steady"] = asyncio.run(steady(arguments.model, Path(folder) / "b", arguments.steady_s))

@@ -126,7 +126,7 @@ def _aliases(spec: ModelSpec, config: RuntimeConfig) -> tuple[str, ...]:
 
 
 def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:
-    from .heap import keep_freed
+    from .heap import keep_freed, reserve
     from .models.blas import load_blas
     from .models.machine import is_linux_cpu
     from .models.progress import ignore
@@ -135,6 +135,7 @@ def _resolve(config: RuntimeConfig, progress: Report | None) -> ModelSpec:
     load_blas()
     if is_linux_cpu():
         keep_freed()
+        reserve(config.cache_disk_bytes)
     return resolve(
         config.model,
         revision=config.revision,

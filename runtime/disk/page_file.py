@@ -3,17 +3,18 @@
     magic (8) | header length (4, little-endian) | header (msgpack) | buffers, one after the other | digest (32)
 
 The digest is keyed and covers all before it; the key lies beside the folders, readable by its owner alone. So a file
-that was cut, changed, made for another model or moved to another name does not verify, and is a miss.
+that was cut, changed, made for another model or moved to another name does not verify, and is a miss. It is BLAKE3: 2
+ms for a page of 11 MiB, where hashlib's take 7 to 12 and bounded the restoring.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import msgspec
+from blake3 import blake3
 
 from ..page_blob import PageBlob, PageLayout
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .faults import Faults
 
-MAGIC = b"MLXTPG01"
+MAGIC = b"MLXTPG02"
 DIGEST_BYTES = 32
 MAX_HEADER_BYTES = 1 << 20
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -128,8 +129,8 @@ def _parts(header: FileHeader, blob: PageBlob) -> Iterator[memoryview | bytes]:
     yield from blob.buffers
 
 
-def _hasher(secret: bytes) -> blake2b:
-    return blake2b(key=secret, digest_size=DIGEST_BYTES)
+def _hasher(secret: bytes) -> blake3:
+    return blake3(key=secret)
 
 
 def _write_all(file: int, part: memoryview | bytes) -> int:
@@ -143,8 +144,7 @@ def _read_all(file: int) -> memoryview:
     facts = os.fstat(file)
     if not stat.S_ISREG(facts.st_mode):
         raise PageDamaged("not a regular file")
-    content = memoryview(bytearray(facts.st_size))
-    got = 0
-    while got < len(content) and (count := os.readv(file, [content[got:]])):
-        got += count
-    return content[:got]
+    content = os.read(file, facts.st_size)
+    while len(content) < facts.st_size and (more := os.read(file, facts.st_size - len(content))):
+        content += more
+    return memoryview(content)

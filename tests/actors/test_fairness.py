@@ -83,3 +83,10 @@ def test_a_troupe_takes_its_four_parts_by_place() -> None:
     """As the facade builds it."""
     names = Troupe.__init__.__code__.co_varnames[1:5]
     assert names == ("config", "facts", "engine", "thread")
+
+
+async def test_a_row_that_ends_in_the_turn_it_joins_contends_with_nobody(overlap: bool) -> None:
+    async with on_stage(overlap=overlap) as stage:
+        await stage.submit(range(20), 1)
+        await stage.finish()
+        assert stage.troupe.cast.prefill.core._decoding == 0

@@ -82,3 +82,22 @@ def test_settings_of_the_user_stay(name) -> None:
 def test_only_glibc_is_touched() -> None:
     assert heap._glibc("darwin", {}) is None
     assert heap._glibc("win32", {}) is None
+
+
+def test_a_reserve_is_there_before_it_is_needed() -> None:
+    code = (
+        CODE.replace("step()\n    before", "before").replace("KEEP", "True").replace("thread = ", "RESERVE\nthread = ")
+    )
+    out = {}
+    for size in (0, 128 << 20):
+        named = code.replace("RESERVE", f"out['reserved'] = heap.reserve({size})")
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", named], capture_output=True, text=True, check=True)
+        out[size] = json.loads(done.stdout)
+    assert out[0]["reserved"] == 0
+    assert 0 < out[128 << 20]["reserved"] <= 128 << 20
+    assert out[128 << 20]["faults"] < out[0]["faults"] / 4
+
+
+def test_a_reserve_is_no_more_than_asked_nor_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "RESERVE_BYTES", 0)
+    assert heap.reserve.__wrapped__(1 << 30) == 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from ..runtime.directory import directory_of
 from .context import CONTEXT, ApiContext
 from .http_metrics import HttpMetrics
 from .middleware import around, decorate
@@ -24,21 +25,22 @@ from .settings import ServerSettings
 from .tracing import NO_TRACING
 
 if TYPE_CHECKING:
+    from ..runtime.directory import ModelDirectory
     from ..runtime.service import Service
     from .keys import ApiKeys
     from .tracing import Tracing
 
 
 def create_app(
-    service: Service,
+    served: Service | ModelDirectory,
     settings: ServerSettings | None = None,
     keys: ApiKeys | None = None,
     tracing: Tracing = NO_TRACING,
 ) -> web.Application:
-    """An application that serves `service`; run it with `handler_cancellation`, as `server.listening` does."""
+    """An application that serves a model or several; run it with `handler_cancellation`, as `server.listening` does."""
     settings = settings or ServerSettings()
     app = web.Application(middlewares=[around], client_max_size=settings.max_body_bytes)
-    app[CONTEXT] = ApiContext(service, settings, HttpMetrics(), keys, tracing)
+    app[CONTEXT] = ApiContext(directory_of(served), settings, HttpMetrics(), keys, tracing)
     app.on_response_prepare.append(decorate)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)

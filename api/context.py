@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from ..runtime.errors import NotReady
-from .errors import SERVER, ApiError, from_troupe, invalid
+from .errors import SERVER, ApiError
 from .keys import ApiKeys
 from .limits import KeyLimits
 from .response_store import ResponseStore
@@ -20,21 +19,20 @@ from .version import package_version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..runtime.directory import ModelDirectory
     from ..runtime.generation import Generation, ModelInfo
-    from ..runtime.service import Service
     from .http_metrics import HttpMetrics
     from .settings import ServerSettings
     from .tracing import Tracing
 
-DEFAULT_MODEL_NAMES = ("", "default")
 LOADING_RETRY_AFTER_S = 5.0
 
 
 class ApiContext:
-    """The service behind the routes; owned by the event loop's thread.
+    """What is behind the routes; owned by the event loop's thread.
 
     Attributes:
-        service: the runtime.
+        models: those served.
         settings: of the server.
         metrics: of HTTP.
         keys: who may ask.
@@ -45,7 +43,7 @@ class ApiContext:
 
     def __init__(
         self,
-        service: Service,
+        models: ModelDirectory,
         settings: ServerSettings,
         metrics: HttpMetrics,
         keys: ApiKeys | None = None,
@@ -55,29 +53,11 @@ class ApiContext:
         self.keys = keys or ApiKeys()
         self.responses = ResponseStore(settings.stored_responses_bytes, settings.stored_responses_ttl_s)
         self.limits = KeyLimits(settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)
-        self.service = service
+        self.models = models
         self.settings = settings
         self.metrics = metrics
         self._at_work: dict[str, tuple[str, ...]] = {}
         self._fingerprints: dict[tuple[str, ...], str] = {}
-
-    def model(self, name: str | None, request_id: str) -> ModelInfo:
-        """The served model that a request names; a look-up, never a path.
-
-        Raises ApiError: 503 while nothing is served, 404 for any other name.
-        """
-        try:
-            model = self.service.model
-        except NotReady as error:
-            raise from_troupe(error, request_id) from None
-        if name is not None and name not in DEFAULT_MODEL_NAMES and name not in (model.name, *model.aliases):
-            raise invalid(
-                f"The model {name[:200]!r} is not served here; {model.name!r} is",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
-        return model
 
     def fingerprint(self, model: ModelInfo) -> str:
         """Of what decides the answer to a seeded request: the model, its form, and this package's version."""
@@ -100,12 +80,9 @@ class ApiContext:
         return msgspec.structs.replace(generation, cache_salt=f"{owner}:{generation.cache_salt}")
 
     def require_ready(self) -> None:
-        """Raise ApiError (503) unless new requests are served, before their bodies are read.
-
-        A stalled runtime still takes requests; `/readyz` is what sends them elsewhere.
-        """
-        readiness = self.service.readiness()
-        if not readiness.ready and readiness.reason != "stalled":
+        """Raise ApiError (503) unless new requests are looked at, before their bodies are read."""
+        readiness = self.models.accepts()
+        if not readiness.ready:
             detail = f": {readiness.detail}" if readiness.detail else ""
             raise ApiError(
                 f"No requests are served now ({readiness.reason}){detail}",
@@ -133,7 +110,7 @@ class ApiContext:
         """Cancel the request of that id or X-Request-Id. False if none is at work."""
         entry = self._at_work.get(name)
         for request_id in entry or ():
-            self.service.cancel(request_id)
+            self.models.cancel(request_id)
         return entry is not None
 
 

@@ -33,6 +33,7 @@ CLIENT_CLOSED_REQUEST = 499
 _KINDS: dict[str, tuple[int, str]] = {
     "invalid_value": (400, INVALID),
     "context_length_exceeded": (400, INVALID),
+    "model_not_found": (404, INVALID),
     "overloaded": (429, RATE_LIMIT),
     "not_ready": (503, SERVER),
     "actor_died": (503, SERVER),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,9 +21,10 @@ from .tracing import Watched
 from .wire.chat import ChatRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from ..runtime.generation import Completion, Generation, ModelInfo
+    from ..runtime.service import Service
     from .context import ApiContext
     from .encoding import StreamEncoder
     from .logprobs import TokenText
@@ -36,9 +39,29 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+@asynccontextmanager
+async def serving(
+    request: web.Request, context: ApiContext, model: str | None, answer_id: str, request_ids: Sequence[str]
+) -> AsyncIterator[Service]:
+    """The service of the model that a request names, held while the block runs.
+
+    `cancel` knows the work of the block, and the wait for a model that is loaded for it, by the answer's id and the
+    request's. Raises what `ModelDirectory.lease` raises.
+    """
+    async with AsyncExitStack() as stack:
+        stack.enter_context(context.at_work((answer_id, request[REQUEST_ID]), request_ids))
+        try:
+            service = await stack.enter_async_context(context.models.lease(model or "", request_ids))
+        except asyncio.CancelledError:
+            request[STAGE] = "loading"
+            raise
+        yield service
+
+
 async def respond(
     request: web.Request,
     context: ApiContext,
+    service: Service,
     head: StreamHead,
     generations: Sequence[Generation],
     *,
@@ -52,16 +75,14 @@ async def respond(
     """
     span = request[SPAN]
     span.asked(head.model, head.choices)
-    names = (head.id, request[REQUEST_ID])
     generations = [context.own_prefixes(generation, request[KEY_NAME]) for generation in generations]
-    with context.at_work(names, [generation.request_id for generation in generations]):
-        if stream:
-            return await _streamed(request, context, encoder(head, context.service.token_text), generations)
-        request[STAGE] = "answer"
-        completions = await completions_of(context.service, generations)
+    if stream:
+        return await _streamed(request, context, service, encoder(head, service.token_text), generations)
+    request[STAGE] = "answer"
+    completions = await completions_of(service, generations)
     for choice in [choice for completion in completions for choice in completion.choices]:
         span.choice_ended(choice.finish_reason, choice.usage)
-    body = answer(head, completions, context.service.token_text)
+    body = answer(head, completions, service.token_text)
     response = web.Response(body=msgspec.json.encode(body), content_type="application/json")
     try:
         await send_whole(request, response, context.settings.write_timeout_s, lambda: _mark_unread(request))
@@ -75,18 +96,22 @@ def _mark_unread(request: web.Request) -> None:
 
 
 async def _streamed(
-    request: web.Request, context: ApiContext, encoder: StreamEncoder, generations: Sequence[Generation]
+    request: web.Request,
+    context: ApiContext,
+    service: Service,
+    encoder: StreamEncoder,
+    generations: Sequence[Generation],
 ) -> web.StreamResponse:
     settings = context.settings
     writer = make_writer(
-        getattr(context.service, "tracer", None),
+        getattr(service, "tracer", None),
         request,
         write_timeout_s=settings.write_timeout_s,
         write_buffer_bytes=settings.write_buffer_bytes,
         on_cut=lambda: _mark_unread(request),
     )
     try:
-        async with events_of(context.service, generations) as source:
+        async with events_of(service, generations) as source:
             encoder.prompt_tokens = getattr(source, "prompt_tokens", 0)
             span = request[SPAN]
             heard = Watched(source, span) if span.records else source

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from .answers import chat_answer
 from .body import read_body
 from .context import CONTEXT
-from .middleware import REQUEST_ID
-from .respond import head_of, new_id, respond
+from .respond import head_of, new_id, respond, serving
 from .sse import ChatChunkEncoder
 from .translate import chat_generation
 from .wire.decode import CHAT, decode
@@ -22,15 +21,16 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     context.require_ready()
     chat = decode(CHAT, await read_body(request, context.settings))
-    model = context.model(chat.model, request[REQUEST_ID])
     answer_id = new_id("chatcmpl")
     generation = chat_generation(chat, context.settings, answer_id)
-    return await respond(
-        request,
-        context,
-        head_of(context, chat, model, [generation], answer_id),
-        [generation],
-        stream=bool(chat.stream),
-        encoder=ChatChunkEncoder,
-        answer=chat_answer,
-    )
+    async with serving(request, context, chat.model, answer_id, [generation.request_id]) as service:
+        return await respond(
+            request,
+            context,
+            service,
+            head_of(context, chat, service.model, [generation], answer_id),
+            [generation],
+            stream=bool(chat.stream),
+            encoder=ChatChunkEncoder,
+            answer=chat_answer,
+        )

@@ -9,8 +9,7 @@ import msgspec
 from .answers import completion_answer
 from .body import read_body
 from .context import CONTEXT
-from .middleware import REQUEST_ID
-from .respond import head_of, new_id, respond
+from .respond import head_of, new_id, respond, serving
 from .sse import CompletionChunkEncoder
 from .translate import completion_generations
 from .wire.decode import COMPLETION, decode
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from ..runtime.generation import Generation
-    from .context import ApiContext
+    from ..runtime.service import Service
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -27,29 +26,31 @@ async def completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     context.require_ready()
     completion = decode(COMPLETION, await read_body(request, context.settings))
-    model = context.model(completion.model, request[REQUEST_ID])
     answer_id = new_id("cmpl")
     generations = completion_generations(completion, context.settings, answer_id)
-    head = head_of(context, completion, model, generations, answer_id)
-    if completion.echo:
-        head = msgspec.structs.replace(
+    ids = [generation.request_id for generation in generations]
+    async with serving(request, context, completion.model, answer_id, ids) as service:
+        head = head_of(context, completion, service.model, generations, answer_id)
+        if completion.echo:
+            head = msgspec.structs.replace(
+                head,
+                echo=tuple([await _text_of(generation, service) for generation in generations]),
+                echo_logprobs=generations[0].prompt_logprobs is not None,
+            )
+        return await respond(
+            request,
+            context,
+            service,
             head,
-            echo=tuple([await _text_of(generation, context) for generation in generations]),
-            echo_logprobs=generations[0].prompt_logprobs is not None,
+            generations,
+            stream=bool(completion.stream),
+            encoder=CompletionChunkEncoder,
+            answer=completion_answer,
         )
-    return await respond(
-        request,
-        context,
-        head,
-        generations,
-        stream=bool(completion.stream),
-        encoder=CompletionChunkEncoder,
-        answer=completion_answer,
-    )
 
 
-async def _text_of(generation: Generation, context: ApiContext) -> str:
+async def _text_of(generation: Generation, service: Service) -> str:
     """The prompt as text, for an echo."""
     if generation.prompt is not None:
         return generation.prompt
-    return await context.service.detokenize(list(generation.tokens or ()))
+    return await service.detokenize(list(generation.tokens or ()))

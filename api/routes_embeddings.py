@@ -14,8 +14,7 @@ from .body import read_body
 from .checks import prompts, real, whole
 from .context import CONTEXT
 from .errors import invalid
-from .middleware import REQUEST_ID
-from .respond import new_id
+from .respond import new_id, serving
 from .translate import MAX_PRIORITY, MAX_TIMEOUT_S
 from .wire.decode import EMBEDDINGS, decode
 from .wire.embeddings import Embedding, EmbeddingList, EmbeddingUsage
@@ -36,13 +35,13 @@ async def embeddings(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.require_ready()
     fields: EmbeddingRequest = decode(EMBEDDINGS, await read_body(request, context.settings))
-    model = context.model(fields.model, request[REQUEST_ID])
     answer_id = new_id("embd")
     query = embedding_query(fields, context.settings, answer_id)
     encode = _encoder(fields.encoding_format)
     inputs = [f"{answer_id}-{place}" for place in range(len(query.inputs))]
-    with context.at_work((answer_id, request[REQUEST_ID]), inputs):
-        found = await context.service.embed(query)
+    async with serving(request, context, fields.model, answer_id, inputs) as service:
+        model = service.model
+        found = await service.embed(query)
     answer = EmbeddingList(
         data=[Embedding(index=place, embedding=encode(vector)) for place, vector in enumerate(found.vectors)],
         model=model.name,

@@ -15,7 +15,7 @@ async def live(_: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """Whether new requests are served; 503 and the reason while not."""
-    readiness = request.app[CONTEXT].service.readiness()
+    readiness = request.app[CONTEXT].models.readiness()
     body = {"status": "ready" if readiness.ready else "unready", "reason": readiness.reason, "detail": readiness.detail}
     headers = {} if readiness.ready else {"Retry-After": str(int(LOADING_RETRY_AFTER_S))}
     return web.Response(
@@ -29,7 +29,7 @@ async def ready(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Queues, memory and counters, for an operator."""
     return web.Response(
-        body=msgspec.json.encode(await request.app[CONTEXT].service.status()),
+        body=msgspec.json.encode(await request.app[CONTEXT].models.status()),
         content_type="application/json",
         headers={"Cache-Control": "no-store"},
     )
@@ -38,7 +38,7 @@ async def status(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus exposition text of the runtime's metrics, then those of HTTP."""
     context = request.app[CONTEXT]
-    own = await context.service.metrics()
+    own = await context.models.metrics()
     if own and not own.endswith(b"\n"):
         own += b"\n"
     return web.Response(

@@ -13,7 +13,7 @@ from .anthropic_stream import MessagesEncoder
 from .body import read_body
 from .context import CONTEXT
 from .middleware import REQUEST_ID
-from .respond import new_id, respond
+from .respond import new_id, respond, serving
 from .sse import StreamHead
 from .wire.decode import MESSAGES, decode
 from .wire.messages import TokenCount
@@ -27,25 +27,26 @@ async def messages(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     context.require_ready()
     fields: MessagesRequest = decode(MESSAGES, await read_body(request, context.settings))
-    model = context.model(fields.model, request[REQUEST_ID])
     answer_id = new_id("msg").replace("-", "_")
     generation = messages_generation(fields, context.settings, answer_id)
-    head = StreamHead(
-        id=answer_id,
-        created=int(time.time()),
-        model=model.name,
-        fingerprint=context.fingerprint(model),
-        reasoning_fields=("thinking",) if wants_thoughts(fields) else (),
-    )
-    return await respond(
-        request,
-        context,
-        head,
-        [generation],
-        stream=bool(fields.stream),
-        encoder=MessagesEncoder,
-        answer=message_answer,
-    )
+    async with serving(request, context, fields.model, answer_id, [generation.request_id]) as service:
+        head = StreamHead(
+            id=answer_id,
+            created=int(time.time()),
+            model=service.model.name,
+            fingerprint=context.fingerprint(service.model),
+            reasoning_fields=("thinking",) if wants_thoughts(fields) else (),
+        )
+        return await respond(
+            request,
+            context,
+            service,
+            head,
+            [generation],
+            stream=bool(fields.stream),
+            encoder=MessagesEncoder,
+            answer=message_answer,
+        )
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -53,7 +54,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.require_ready()
     fields: MessagesRequest = decode(MESSAGES, await read_body(request, context.settings))
-    context.model(fields.model, request[REQUEST_ID])
     generation = messages_generation(fields, context.settings, request[REQUEST_ID], counting=True)
-    count = await context.service.count_tokens(generation)
+    async with context.models.lease(fields.model or "") as service:
+        count = await service.count_tokens(generation)
     return web.Response(body=msgspec.json.encode(TokenCount(count)), content_type="application/json")

@@ -9,23 +9,20 @@ from aiohttp import web
 
 from .context import CONTEXT
 from .errors import NOT_FOUND, ApiError
-from .middleware import REQUEST_ID
 from .wire.models import ModelCard, ModelList
 
 if TYPE_CHECKING:
-    from ..runtime.generation import ModelInfo
+    from ..runtime.directory import ModelEntry
 
 
 async def list_models(request: web.Request) -> web.Response:
     """All served models."""
-    model = request.app[CONTEXT].model(None, request[REQUEST_ID])
-    return _json(ModelList(data=[_card(model)]))
+    return _json(ModelList(data=[_card(entry) for entry in request.app[CONTEXT].models.entries()]))
 
 
 async def show_model(request: web.Request) -> web.Response:
     """One served model; ids may hold slashes."""
-    model = request.app[CONTEXT].model(request.match_info["id"], request[REQUEST_ID])
-    return _json(_card(model))
+    return _json(_card(request.app[CONTEXT].models.entry(request.match_info["id"])))
 
 
 async def cancel_request(request: web.Request) -> web.Response:
@@ -36,8 +33,17 @@ async def cancel_request(request: web.Request) -> web.Response:
     return _json({"id": name, "object": "request", "cancelled": True})
 
 
-def _card(model: ModelInfo) -> ModelCard:
-    return ModelCard(id=model.name, created=model.created, context_length=model.context_length)
+def _card(entry: ModelEntry) -> ModelCard:
+    info = entry.info
+    return ModelCard(
+        id=entry.name,
+        created=0 if info is None else info.created,
+        context_length=msgspec.UNSET if info is None else info.context_length,
+        state=entry.state,
+        detail=entry.detail or msgspec.UNSET,
+        progress=msgspec.UNSET if entry.progress is None else entry.progress,
+        aliases=entry.aliases,
+    )
 
 
 def _json(value: object) -> web.Response:

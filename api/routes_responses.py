@@ -12,8 +12,8 @@ from ..runtime.events import Finished, ReasoningDelta, TextDelta, ToolCallDelta
 from .body import read_body
 from .context import CONTEXT
 from .errors import NOT_FOUND, ApiError, ended_early
-from .middleware import KEY_NAME, REQUEST_ID
-from .respond import new_id, respond
+from .middleware import KEY_NAME
+from .respond import new_id, respond, serving
 from .responses import assistant_message, empty_response, responses_generation
 from .responses_stream import ResponsesEncoder
 from .sse import EARLY_ENDS, StreamHead
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..runtime.events import Event
-    from ..runtime.generation import Choice, Completion
+    from ..runtime.generation import Choice, Completion, Generation
+    from ..runtime.service import Service
     from .response_store import Stored
     from .wire.responses import Response, ResponsesRequest
 
@@ -33,10 +34,18 @@ async def responses(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     context.require_ready()
     fields: ResponsesRequest = decode(RESPONSES, await read_body(request, context.settings))
-    model = context.model(fields.model, request[REQUEST_ID])
     earlier = _stored(request, fields.previous_response_id).messages if fields.previous_response_id else ()
     answer_id = new_id("resp").replace("-", "_")
     generation = responses_generation(fields, context.settings, answer_id, earlier)
+    async with serving(request, context, fields.model, answer_id, [generation.request_id]) as service:
+        return await _answered(request, fields, generation, service)
+
+
+async def _answered(
+    request: web.Request, fields: ResponsesRequest, generation: Generation, service: Service
+) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    answer_id, model = generation.request_id, service.model
     created = int(time.time())
     response = empty_response(fields, generation, answer_id, model.name, created)
     owner = request[KEY_NAME]
@@ -58,7 +67,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
 
     head = StreamHead(id=answer_id, created=created, model=model.name, fingerprint=context.fingerprint(model))
     stream = bool(fields.stream)
-    return await respond(request, context, head, [generation], stream=stream, encoder=lambda *_: encoder, answer=answer)
+    return await respond(
+        request, context, service, head, [generation], stream=stream, encoder=lambda *_: encoder, answer=answer
+    )
 
 
 async def show_response(request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ import anyio
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from ..runtime.directory import ModelDirectory, directory_of
 from ..runtime.service import Service
 from .app import create_app
 from .guard import ConnectionGuard, GuardedHandler
@@ -55,6 +56,20 @@ class ServiceContext(Service, Protocol):
         ...
 
 
+class DirectoryContext(ModelDirectory, Protocol):
+    """A ModelDirectory whose block serves its models, as `ModelPool` is."""
+
+    async def __aenter__(self) -> ModelDirectory:
+        """Begin to serve."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        """Unload all."""
+        ...
+
+
 class ForcedStop(Exception):
     """A second signal ended the server before its drain was over."""
 
@@ -71,14 +86,17 @@ def reaches_beyond_this_machine(host: str) -> bool:
 
 @asynccontextmanager
 async def listening(
-    service: Service, settings: ServerSettings, keys: ApiKeys | None = None, tracing: Tracing = NO_TRACING
+    served: Service | ModelDirectory,
+    settings: ServerSettings,
+    keys: ApiKeys | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> AsyncIterator[str]:
     """Listen while the block runs; gives the URL. Raises OSError when the address cannot be had.
 
     Leaving lets running answers end, for a few seconds; leaving by an exception or cancellation cuts them off.
     """
     runner = web.AppRunner(
-        create_app(service, settings, keys, tracing),
+        create_app(served, settings, keys, tracing),
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
@@ -129,7 +147,7 @@ async def _listen(runner: web.AppRunner, settings: ServerSettings) -> Listener:
 
 
 async def serve(
-    service: ServiceContext,
+    served: ServiceContext | DirectoryContext,
     settings: ServerSettings,
     *,
     drain_timeout_s: float,
@@ -146,9 +164,9 @@ async def serve(
     async with anyio.create_task_group() as group:
         await group.start(stop.watch, group.cancel_scope)
         try:
-            async with listening(service, settings, keys, tracing) as url:
+            async with listening(served, settings, keys, tracing) as url:
                 announce(url)
-                await _serve_loaded(service, stop, drain_timeout_s)
+                await _serve_loaded(served, stop, drain_timeout_s)
         except Exception as error:
             failure = error
         finally:
@@ -159,16 +177,17 @@ async def serve(
         raise failure
 
 
-async def _serve_loaded(service: ServiceContext, stop: StopSignals, drain_timeout_s: float) -> None:
+async def _serve_loaded(served: ServiceContext | DirectoryContext, stop: StopSignals, drain_timeout_s: float) -> None:
     with stop.loading_scope:
-        async with service:
+        async with served:
+            models = directory_of(served)
             stop.loaded = True
             gc.collect()
             gc.freeze()  # or each full collection walks what loading left: a pause of 30 ms for every stream
-            logger.info("serving %s", service.model.name)
+            logger.info("serving %s", ", ".join(entry.name for entry in models.entries()))
             await stop.requested.wait()
             logger.info("draining, for at most %g s", drain_timeout_s)
-            await service.drain(drain_timeout_s)
+            await models.drain(drain_timeout_s)
 
 
 class StopSignals:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class TroupeError(Exception):
     """Base of all errors raised to callers of the runtime.
@@ -25,6 +30,16 @@ class InvalidRequest(TroupeError):
     """The request can never succeed as it stands."""
 
     code = "invalid_value"
+
+
+class UnknownModel(InvalidRequest):
+    """No model of that name is served."""
+
+    code = "model_not_found"
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        are = f"{served[0]!r} is" if len(served) == 1 else f"{', '.join(map(repr, served))} are"
+        super().__init__(f"The model {name[:200]!r} is not served here; {are}", param="model")
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -18,6 +18,7 @@ from .flags import dashed, given_settings
 from .layers import load_settings
 from .logs import set_up_logging
 from .options import SettingsError
+from .runtime_access import open_remote_runtime
 from .runtime_access import open_runtime as open_real_runtime
 from .terminal import note
 from .version import package_version
@@ -68,7 +69,8 @@ def _run(arguments: argparse.Namespace, environment: Mapping[str, str], open_run
     set_up_logging(settings.server.log_level if chosen else "warning", settings.server.log_format)
     for warning in settings.warnings:
         note(f"mlx-troupe: {warning}")
-    return COMMANDS[arguments.command].run(Invocation(arguments, settings, open_runtime, environment))
+    open_remote = open_remote_runtime if open_runtime is open_real_runtime else None
+    return COMMANDS[arguments.command].run(Invocation(arguments, settings, open_runtime, environment, open_remote))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 
     from ..runtime.config import RuntimeConfig
     from .server import ServiceContext
+    from .settings import ServerSettings
 
     Report = Callable[["ProgressReport"], None]
     OpenRuntime = Callable[[RuntimeConfig, Report | None], ServiceContext]
+    OpenRemote = Callable[[RuntimeConfig, Report | None, ServerSettings], ServiceContext]
 
 
 class ProgressReport(Protocol):
@@ -93,6 +95,15 @@ def open_runtime(config: RuntimeConfig, progress: Report | None) -> ServiceConte
     from ..runtime import Runtime
 
     return Runtime(config, progress=progress)
+
+
+def open_remote_runtime(config: RuntimeConfig, progress: Report | None, server: ServerSettings) -> ServiceContext:
+    """A runtime in a process of its own, which starts when entered. This process never imports MLX."""
+    from ..runtime.remote import RemoteRuntime, start_child
+    from .engine_process import command
+
+    line = command(server.log_level, server.log_format, server.event_loop)
+    return RemoteRuntime(config, start=lambda: start_child(line), progress=progress)
 
 
 def catalog() -> Catalog:

@@ -52,6 +52,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         log_level: least severe log lines to show.
         log_format: text for people, or json, an object a line.
         otel: send a span a request to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names; needs the extra otel.
+        api_process: "on" serves HTTP and runs the model in a process each; "auto" does so from 4 cores on.
         event_loop: "auto" takes uvloop when it is installed.
     """
 
@@ -96,4 +97,5 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     otel: bool = False
+    api_process: Literal["auto", "on", "off"] = "auto"
     event_loop: Literal["auto", "asyncio", "uvloop"] = "auto"

@@ -1,4 +1,7 @@
-"""What a request's owner hears while it runs: plain data, in order, ending with exactly one Finished or Failed."""
+"""What a request's owner hears while it runs: plain data, in order, ending with exactly one Finished or Failed.
+
+Arrays, not maps, where they are encoded (`remote`): a token's event has no room for field names.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
-class PrefillProgress(msgspec.Struct, frozen=True, tag="prefill"):
+class PrefillProgress(msgspec.Struct, frozen=True, tag="prefill", array_like=True):
     """The prompt is `done` of `total` tokens into the KV cache."""
 
     done_tokens: int
     total_tokens: int
 
 
-class TextDelta(msgspec.Struct, frozen=True, tag="text"):
+class TextDelta(msgspec.Struct, frozen=True, tag="text", array_like=True):
     """New output.
 
     Attributes:
@@ -51,14 +54,14 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text"):
     index: int = 0
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
+class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning", array_like=True):
     """New text of the thought before the answer; only of requests that are split. Its tokens come in a TextDelta."""
 
     text: str
     index: int = 0
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
+class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call", array_like=True):
     """A tool call, or more of its arguments; only of requests that are split.
 
     Attributes:
@@ -76,7 +79,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
     index: int = 0
 
 
-class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs", array_like=True):
     """The prompt's own log-probabilities, before any output; only of requests that asked.
 
     Attributes:
@@ -90,7 +93,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     index: int = 0
 
 
-class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
     """The prompt as one vector, native float32, not yet of unit length; only of requests that asked."""
 
     vector: bytes
@@ -109,7 +112,7 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished"):
+class Finished(msgspec.Struct, frozen=True, tag="finished", array_like=True):
     """A choice ended as it should.
 
     Attributes:
@@ -125,7 +128,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     index: int = 0
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """A choice ended with an error; `error` is what a waiting call raises.
 
     Attributes:

@@ -8,6 +8,7 @@ Belongs to the event loop it was entered on. Several runtimes may live in one pr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -255,7 +256,11 @@ class Runtime:
         max_tokens = self._max_tokens(generation, len(prompt), loaded, troupe)
         prepared = await loaded.outputs.prepare(generation, prompt)
         rows = self._rows(generation, prompt, max_tokens, events, loaded, arrived_s, prepared)
-        await troupe.submit(tuple(rows))
+        try:
+            await troupe.submit(tuple(rows))
+        except asyncio.CancelledError:
+            self.cancel(rows[0].request_id)  # it may be queued already, with nobody to listen
+            raise
         self._live.update({row.row: row for row in rows if not row.finished})
         return rows, prepared
 

@@ -1,7 +1,7 @@
 """Keeps one engine served: loads it, runs its troupe, and starts both anew when they fail.
 
 A failure ends every request that is alive with an error, turns readiness red, and frees the engine before the model is
-loaded again, on a new thread. After `restart_limit` failures within RESTART_WINDOW_S it stays down. A thread that hangs
+loaded again, on a new thread. After `restart_limit` failures within ten minutes it stays down. A thread that hangs
 cannot be ended: it is given up and left alone, with what memory it holds.
 
 Owned by the event loop's thread.
@@ -22,6 +22,7 @@ from .errors import EngineFailed
 from .loading import load_engine, on_thread
 from .mlx_thread import MlxThread, ThreadEnded
 from .prefix_cache import cache_folder, cache_root
+from .restarts import RestartBudget
 from .step_watch import StepWatch
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 THREAD_STOP_S = 30.0
-RESTART_WINDOW_S = 600.0
-FIRST_BACKOFF_S = 0.25
 
 
 class Supervisor:
@@ -87,7 +86,7 @@ class Supervisor:
         self._stack = AsyncExitStack()
         self._thread: MlxThread | None = None
         self._disk: ThreadedDisk | None = None
-        self._failed_s: list[float] = []
+        self._budget = RestartBudget(config.restart_limit, clock)
 
     async def load(self) -> None:
         """Load the model. Raises what loading raises, with nothing left behind."""
@@ -163,7 +162,7 @@ class Supervisor:
         finally:
             self.troupe = None
         self.trouble = str(troupe.failure)
-        self._failed_s.append(self._clock.now())
+        self._budget.failed()
 
     async def _watch(self, troupe: Troupe) -> None:
         """Wait until the troupe has ended, or give up a thread that hangs."""
@@ -184,20 +183,18 @@ class Supervisor:
     async def _restarted(self) -> bool:
         """Load again; False when it failed too often."""
         while True:
-            now_s = self._clock.now()
-            self._failed_s = [failed_s for failed_s in self._failed_s if now_s - failed_s < RESTART_WINDOW_S]
-            if len(self._failed_s) > self._config.restart_limit:
+            if self._budget.spent:
                 self.failure = self.trouble
-                logger.critical("the engine failed %d times and stays down: %s", len(self._failed_s), self.failure)
+                logger.critical("the engine failed %d times and stays down: %s", self._budget.failures, self.failure)
                 return False
             logger.error("the engine failed and is started anew: %s", self.trouble)
-            await anyio.sleep(FIRST_BACKOFF_S * 2 ** (len(self._failed_s) - 1))
+            await anyio.sleep(self._budget.backoff_s)
             try:
                 await self.load()
             except Exception as error:
                 logger.exception("the engine could not be started anew")
                 self.trouble = str(error)
-                self._failed_s.append(self._clock.now())
+                self._budget.failed()
                 continue
             self.restarts += 1
             return True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...runtime.service import Service
     from ..layers import Settings
-    from ..runtime_access import OpenRuntime
+    from ..runtime_access import OpenRemote, OpenRuntime
 
 
 class Command(Protocol):
@@ -46,6 +46,7 @@ class Invocation:
         arguments: as argparse read them.
         settings: in force.
         open_runtime: makes the runtime; tests bring a fake one.
+        open_remote: makes one in a process of its own; None where there is only the fake one.
         environment: of the process.
     """
 
@@ -53,6 +54,7 @@ class Invocation:
     settings: Settings
     open_runtime: OpenRuntime
     environment: Mapping[str, str] = field(default_factory=dict)
+    open_remote: OpenRemote | None = None
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import TroupeError
+from ..event_loop import loop_factory
 from ..flags import add_model, add_settings
 from ..keys import load_keys
 from ..options import SettingsError
@@ -15,13 +17,18 @@ from .common import FAILURE, INTERRUPTED, OK, Invocation
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
+    from ...runtime.config import RuntimeConfig
     from ..keys import ApiKeys
+    from ..server import ServiceContext
     from ..settings import ServerSettings
+    from ..terminal import ProgressBar
 
 NAME = "serve"
 HELP = "serve the OpenAI API over HTTP, on this machine unless told otherwise"
+
+APART_FROM_CORES = 4
+"""With fewer, a second process takes from the first what it spares it (docs/PERFORMANCE.md)."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +46,9 @@ def run(invocation: Invocation) -> int:
     require_keys(settings.server, keys)
     tracing = _tracing(settings.server)
     bar = progress_bar()
-    service = invocation.open_runtime(settings.runtime, bar)
+    service = _open(invocation, bar)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory(settings.server.event_loop)) as runner:
+        with asyncio.Runner(loop_factory=loop_factory(settings.server.event_loop)) as runner:
             runner.run(
                 serve(
                     service,
@@ -67,6 +74,25 @@ def run(invocation: Invocation) -> int:
     return OK
 
 
+def _open(invocation: Invocation, bar: ProgressBar | None) -> ServiceContext:
+    settings, open_remote = invocation.settings, invocation.open_remote
+    if open_remote is not None and is_apart(settings.server, settings.runtime, processors()):
+        return open_remote(settings.runtime, bar, settings.server)
+    return invocation.open_runtime(settings.runtime, bar)
+
+
+def is_apart(server: ServerSettings, runtime: RuntimeConfig, cores: int) -> bool:
+    """Whether HTTP and the engine get a process each. A trace wants all in one."""
+    if server.api_process == "auto":
+        return cores >= APART_FROM_CORES and not runtime.trace
+    return server.api_process == "on"
+
+
+def processors() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def require_keys(settings: ServerSettings, keys: ApiKeys) -> None:
     """Raise SettingsError for an address that others can reach when there are no keys, unless that is meant."""
     from ..server import reaches_beyond_this_machine
@@ -85,15 +111,3 @@ def _tracing(settings: ServerSettings) -> Tracing:
         return tracing_to_collector()
     except ImportError as error:
         raise SettingsError(f"otel: {error.name} is not installed; pip install 'mlx-troupe[otel]'") from None
-
-
-def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if name == "asyncio":
-        return None
-    try:
-        import uvloop
-    except ImportError:
-        if name == "uvloop":
-            raise SettingsError("event_loop uvloop: it is not installed; pip install 'mlx-troupe[uvloop]'") from None
-        return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]

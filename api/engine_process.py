@@ -15,16 +15,12 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from ..runtime.remote.engine import EngineProcess, accept, watch_parent
+from ..runtime.remote.engine import EngineProcess, accept, open_runtime, watch_parent
 from .event_loop import loop_factory
 from .logs import set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ..runtime.config import RuntimeConfig
-    from ..runtime.facade import Runtime
-    from ..runtime.models.progress import Report
 
 
 def command(log_level: str, log_format: str, event_loop: str) -> list[str]:
@@ -43,16 +39,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 async def _serve(listener: socket.socket) -> None:
-    process = EngineProcess(_open_runtime)
+    process = EngineProcess(open_runtime)
     loop = asyncio.get_running_loop()
     watch_parent(sys.stdin.fileno(), lambda: loop.call_soon_threadsafe(process.stop))
     await process.serve(await accept(listener))
-
-
-def _open_runtime(config: RuntimeConfig, progress: Report) -> Runtime:
-    from ..runtime import Runtime
-
-    return Runtime(config, progress=progress)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..config import RuntimeConfig
+    from ..facade import Runtime
     from ..models.progress import Progress, Report
     from .host import Openable
 
@@ -51,6 +52,13 @@ ORPHAN_S = 30.0
 REPORT_S = 0.05
 
 FROM_FRONT: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+
+
+def open_runtime(config: RuntimeConfig, progress: Report) -> Runtime:
+    """The real one."""
+    from ..facade import Runtime
+
+    return Runtime(config, progress=progress)
 
 
 async def accept(listener: socket.socket) -> socket.socket:

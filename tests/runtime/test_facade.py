@@ -183,35 +183,37 @@ async def test_timeout_ends_with_what_there_is(folder_of, serving) -> None:
     assert completion.choices[0].finish_reason == "timeout"
 
 
-@pytest.mark.parametrize(
-    ("generation", "error", "param"),
-    [
-        (Generation(), InvalidRequest, "prompt"),
-        (Generation(prompt="a", tokens=(1,)), InvalidRequest, "tokens"),
-        (Generation(tokens=()), InvalidRequest, "prompt"),
-        (Generation(tokens=(99999,)), InvalidRequest, "prompt"),
-        (Generation(tokens=(-1,)), InvalidRequest, "prompt"),
-        (Generation(tokens=(20,), n=9), InvalidRequest, "n"),
-        (Generation(tokens=(20,), max_tokens=-1), InvalidRequest, "max_tokens"),
-        (Generation(tokens=(20,), embed="mean"), InvalidRequest, "max_tokens"),
-        (Generation(tokens=(20,), prompt_logprobs=99), InvalidRequest, "prompt_logprobs"),
-        (Generation(tokens=(20,), max_tokens=2, min_tokens=3), InvalidRequest, "min_tokens"),
-        (Generation(tokens=(20,), max_tokens=10**6), ContextLengthExceeded, "prompt"),
-        (Generation(tokens=(20,), stop=("",)), InvalidRequest, "stop"),
-        (Generation(tokens=(20,), timeout_s=0), InvalidRequest, "timeout"),
-        (Generation(tokens=(20,), sampling=SamplingParams(temperature=-1)), InvalidRequest, "temperature"),
-        (Generation(tokens=(20,), sampling=SamplingParams(temperature=float("nan"))), InvalidRequest, "temperature"),
-        (Generation(tokens=(20,), sampling=SamplingParams(logit_bias=((99999999, 5),))), InvalidRequest, "logit_bias"),
-        (Generation(tokens=(20,), sampling=SamplingParams(suppressed=(-5,))), InvalidRequest, "suppressed"),
-        (Generation(tokens=(20,), stop_token_ids=(99999,)), InvalidRequest, "stop_token_ids"),
-    ],
-)
-async def test_refusals_name_the_parameter(generation, error, param, folder_of, serving) -> None:
+REFUSALS = [
+    (Generation(), InvalidRequest, "prompt"),
+    (Generation(prompt="a", tokens=(1,)), InvalidRequest, "tokens"),
+    (Generation(tokens=()), InvalidRequest, "prompt"),
+    (Generation(tokens=(99999,)), InvalidRequest, "prompt"),
+    (Generation(tokens=(-1,)), InvalidRequest, "prompt"),
+    (Generation(tokens=(20,), n=9), InvalidRequest, "n"),
+    (Generation(tokens=(20,), max_tokens=-1), InvalidRequest, "max_tokens"),
+    (Generation(tokens=(20,), embed="mean"), InvalidRequest, "max_tokens"),
+    (Generation(tokens=(20,), prompt_logprobs=99), InvalidRequest, "prompt_logprobs"),
+    (Generation(tokens=(20,), max_tokens=2, min_tokens=3), InvalidRequest, "min_tokens"),
+    (Generation(tokens=(20,), max_tokens=10**6), ContextLengthExceeded, "prompt"),
+    (Generation(tokens=(20,), stop=("",)), InvalidRequest, "stop"),
+    (Generation(tokens=(20,), timeout_s=0), InvalidRequest, "timeout"),
+    (Generation(tokens=(20,), sampling=SamplingParams(temperature=-1)), InvalidRequest, "temperature"),
+    (Generation(tokens=(20,), sampling=SamplingParams(temperature=float("nan"))), InvalidRequest, "temperature"),
+    (Generation(tokens=(20,), sampling=SamplingParams(logit_bias=((99999999, 5),))), InvalidRequest, "logit_bias"),
+    (Generation(tokens=(20,), sampling=SamplingParams(suppressed=(-5,))), InvalidRequest, "suppressed"),
+    (Generation(tokens=(20,), stop_token_ids=(99999,)), InvalidRequest, "stop_token_ids"),
+    (Generation(prompt="half a pair \ud800"), InvalidRequest, "prompt"),
+    (Generation(messages=({"role": "user", "content": "half a pair \ud800"},)), InvalidRequest, "messages"),
+]
+
+
+async def test_refusals_name_the_parameter(folder_of, serving) -> None:
     async with serving(Runtime(model=str(folder_of("llama")))) as (service, _):
-        with pytest.raises(error) as caught:
-            await service.complete(generation)
-        assert caught.value.param == param
-        assert len(await tokens_of(service, [20, 30], 3)) == 3
+        for generation, error, param in REFUSALS:
+            with pytest.raises(TroupeError) as caught:
+                await service.complete(generation)
+            assert (type(caught.value), caught.value.param) == (error, param), generation
+            assert len(await tokens_of(service, [20, 30], 3)) == 3
 
 
 async def test_stop_token_and_min_tokens(folder_of, alone, serving) -> None:

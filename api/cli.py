@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..runtime.errors import TroupeError
 from .commands import bench, cache, chat, connect, doctor, generate, models, serve, service
 from .commands.common import FAILURE, INTERRUPTED, OK, USAGE, Invocation
-from .flags import dashed, given_settings
+from .flags import dashed, given_models, given_settings
 from .layers import load_settings
 from .logs import set_up_logging
 from .options import SettingsError
@@ -60,7 +60,10 @@ def main(
 
 
 def _run(arguments: argparse.Namespace, environment: Mapping[str, str], open_runtime: OpenRuntime) -> int:
-    settings = load_settings(given_settings(arguments), environment, getattr(arguments, "config", None))
+    config = getattr(arguments, "config", None)
+    settings = load_settings(given_settings(arguments), environment, config, given_models(arguments))
+    if arguments.command not in (serve.NAME, service.NAME):
+        settings = settings.of_one_model()
     if getattr(arguments, "print_config", False):
         print(settings.toml(), end="")
         return OK

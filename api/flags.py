@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
     from .layers import Settings
 
-TITLES = {"server": "server settings", "runtime": "runtime settings"}
+TITLES = {"server": "server settings", "runtime": "runtime settings", "pool": "several models"}
 
 
-def add_settings(parser: argparse.ArgumentParser, sections: Sequence[str], extra: Iterable[str] = ()) -> None:
-    """A flag for every setting of the sections and for the named ones of others, `--config`, `--print-config`."""
+def add_settings(
+    parser: argparse.ArgumentParser, sections: Sequence[str], extra: Iterable[str] = (), *, models: bool = False
+) -> None:
+    """A flag for every setting of the sections and for the named ones of others, `--config`, `--print-config`.
+
+    With `models`, `--model` may be given repeatedly.
+    """
     general = parser.add_argument_group("settings", "flags > environment (MLX_TROUPE_...) > --config file > defaults")
     general.add_argument("--config", metavar="FILE", help="TOML file of settings")
     general.add_argument("--print-config", action="store_true", help="print the settings in force, and stop")
@@ -26,7 +31,7 @@ def add_settings(parser: argparse.ArgumentParser, sections: Sequence[str], extra
     for section in sections:
         group = parser.add_argument_group(TITLES[section])
         for option in options_of(section):
-            _add(group, option)
+            _add(group, option, repeated=models and option.name == "model")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +43,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line names, by name."""
     given = {name: value for name, value in vars(arguments).items() if name in all_options()}
+    models = given_models(arguments)
+    return given | {"model": models[0]} if models else given
+
+
+def given_models(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The models that the command line names: the one without a flag before the others, where several may be."""
+    flagged = getattr(arguments, "model", None) or []
     named = getattr(arguments, "named_model", None)
-    return given if named is None else given | {"model": named}
+    before = () if named is None else (named,)
+    if isinstance(flagged, str):
+        return before or (flagged,)
+    return (*before, *flagged)
 
 
 def as_arguments(settings: Settings, replaced: Mapping[str, str]) -> list[str]:
@@ -49,6 +64,8 @@ def as_arguments(settings: Settings, replaced: Mapping[str, str]) -> list[str]:
         if settings.sources[option.name] == "default":
             continue
         value = settings.value(option)
+        if option.name == "model" and settings.models:
+            continue
         if option.plain is bool:
             found.append(option.flag if value else "--no-" + option.flag.removeprefix("--"))
         else:
@@ -75,14 +92,18 @@ def dashed(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add(group: argparse._ArgumentGroup, option: Option, *, repeated: bool = False) -> None:
     text = f"{option.help} (default: {_shown(option)})".replace("%", "%%")
     if option.plain is bool:
         group.add_argument(
             option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text, dest=option.name
         )
     else:
-        group.add_argument(option.flag, default=argparse.SUPPRESS, metavar=option.metavar, help=text, dest=option.name)
+        text = f"{text}; may be given repeatedly" if repeated else text
+        action = "append" if repeated else "store"
+        group.add_argument(
+            option.flag, action=action, default=argparse.SUPPRESS, metavar=option.metavar, help=text, dest=option.name
+        )
 
 
 def _shown(option: Option) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ..runtime.config import RuntimeConfig
+from ..runtime.pool.settings import PooledModel, PoolSettings
 from .keys import KEYS_VARIABLE
-from .options import SECTIONS, Option, SettingsError, all_options
+from .model_tables import TABLES, pooled_models, tables_of
+from .options import SECTIONS, Option, SettingsError, all_options, toml_value
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CONFIG_VARIABLE = "MLX_TROUPE_CONFIG"
 _PREFIX = "MLX_TROUPE_"
@@ -30,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True):
     Attributes:
         server: of the HTTP server.
         runtime: of the runtime.
+        pool: of several models.
+        models: which those are; empty for the one of `runtime`.
         sources: where each value came from, by name.
         warnings: what looks like a mistake.
     """
@@ -38,10 +41,16 @@ class Settings(msgspec.Struct, frozen=True):
     runtime: RuntimeConfig
     sources: dict[str, str]
     warnings: tuple[str, ...] = ()
+    pool: PoolSettings = PoolSettings()
+    models: tuple[PooledModel, ...] = ()
 
     def value(self, option: Option) -> object:
         """The value in force."""
-        return getattr(self.server if option.section == "server" else self.runtime, option.name)
+        return getattr(getattr(self, option.section), option.name)
+
+    def of_one_model(self) -> Settings:
+        """For commands that have one model: the first."""
+        return msgspec.structs.replace(self, runtime=self.models[0].config, models=()) if self.models else self
 
     def toml(self) -> str:
         """A settings file that gives the same, each line with its value's source."""
@@ -53,17 +62,24 @@ class Settings(msgspec.Struct, frozen=True):
                 lines += ["", f"[{section}]"]
             value = self.value(option)
             source = self.sources[option.name]
-            shown = f"# {option.name} = none" if value is None else f"{option.name} = {_toml_value(value)}"
+            shown = f"# {option.name} = none" if value is None else f"{option.name} = {toml_value(value)}"
             lines.append(f"{shown}  # {source}")
+        lines += tables_of(self.models, self.runtime)
         return "\n".join(lines) + "\n"
 
 
-def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], config: str | None = None) -> Settings:
+def load_settings(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    config: str | None = None,
+    models: Sequence[str] = (),
+) -> Settings:
     """Settings from all layers.
 
     Args:
         flags: values of the command line by setting name, as text or typed.
         environment: of the process; variables are `MLX_TROUPE_` and the name in capitals.
+        models: those of the command line, when it names several.
         config: path of a TOML file; None reads the one that `MLX_TROUPE_CONFIG` names, if any.
 
     Raises:
@@ -71,8 +87,10 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], conf
     """
     options = all_options()
     path = config if config is not None else environment.get(CONFIG_VARIABLE) or None
+    tables = _read_file(path) if path is not None else {}
+    described = tables.pop(TABLES, ())
     layers = [
-        _file_layer(path, options) if path is not None else {},
+        _file_layer(path or "", tables, options),
         {
             option.name: (environment[option.variable], f"environment {option.variable}")
             for option in options.values()
@@ -86,12 +104,32 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], conf
         for name, (value, source) in layer.items():
             values[name] = options[name].read(value, source)
             sources[name] = source
+    runtime = cast("RuntimeConfig", _built("runtime", values, options))
     return Settings(
         cast("ServerSettings", _built("server", values, options)),
-        cast("RuntimeConfig", _built("runtime", values, options)),
+        runtime,
         sources,
         tuple(_misspelt(environment, options)),
+        cast("PoolSettings", _built("pool", values, options)),
+        _models(models, described, runtime, path or "", sources["model"]),
     )
+
+
+def _models(
+    words: Sequence[str], tables: object, runtime: RuntimeConfig, path: str, source: str
+) -> tuple[PooledModel, ...]:
+    """The models of the command line, or else of the file unless another layer names one."""
+    if len(words) > 1:
+        named = msgspec.structs.replace(runtime, model=None)
+        return pooled_models([{"model": word} for word in words], named, "flag --model")
+    if not tables:
+        return ()
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise SettingsError(f"{path}: {TABLES!r} are tables, each headed [[{TABLES}]]")
+    if source == f"file {path}":
+        raise SettingsError(f"{path}: it has a model in [runtime] and [[{TABLES}]]; keep one of them")
+    found = pooled_models(tables, runtime, path)
+    return found if source == "default" else ()
 
 
 def _built(section: str, values: Mapping[str, Any], options: Mapping[str, Option]) -> msgspec.Struct:
@@ -99,15 +137,20 @@ def _built(section: str, values: Mapping[str, Any], options: Mapping[str, Option
     return SECTIONS[section](**{name: values[name] for name in names})
 
 
-def _file_layer(path: str, options: Mapping[str, Option]) -> dict[str, tuple[Any, str]]:
+def _read_file(path: str) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def _file_layer(path: str, tables: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     for section, table in tables.items():
         if section not in SECTIONS or not isinstance(table, dict):
-            raise SettingsError(f"{path}: {section!r} is not a table of settings; {' and '.join(SECTIONS)} are")
+            raise SettingsError(
+                f"{path}: {section!r} is not a table of settings; {', '.join(SECTIONS)} and [[{TABLES}]] are"
+            )
         for key, value in table.items():
             name = key.replace("-", "_")
             if name not in options or options[name].section != section:
@@ -133,13 +176,3 @@ def _misspelt(environment: Mapping[str, str], options: Mapping[str, Option]) -> 
             if close:
                 found.append(f"the environment's {name} is no setting; {close[0]} is close")
     return found
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    return repr(value)  # inf and nan are TOML's words too

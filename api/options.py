@@ -1,4 +1,4 @@
-"""Every setting there is, derived from the two Structs that hold them: its name, type, default and help.
+"""Every setting there is, derived from the Structs that hold them: its name, type, default and help.
 
 A value is read the same way whether it comes from a flag, the environment or a file: text is parsed by type; sizes
 (`..._bytes`) take units, optional ones take "none", lists are separated by commas.
@@ -7,6 +7,7 @@ A value is read the same way whether it comes from a flag, the environment or a 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 import typing
@@ -15,9 +16,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..runtime.config import RuntimeConfig
+from ..runtime.pool.settings import PoolSettings
 from .settings import ServerSettings
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"server": ServerSettings, "runtime": RuntimeConfig}
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "server": ServerSettings,
+    "runtime": RuntimeConfig,
+    "pool": PoolSettings,
+}
 # Only the command line downloads, so that it does is its default.
 COMMAND_LINE_DEFAULTS: dict[str, Any] = {"allow_download": True}
 
@@ -154,3 +160,14 @@ def _helps(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The Attributes section of a docstring, an entry a field."""
     _, _, attributes = inspect.cleandoc(struct.__doc__ or "").partition("Attributes:")
     return {name: " ".join(text.split()) for name, text in _ENTRY.findall(attributes + "\n")}
+
+
+def toml_value(value: object) -> str:
+    """A value as a settings file has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return repr(value)  # inf and nan are TOML's words too

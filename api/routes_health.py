@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 from aiohttp import web
 
+from ..runtime.errors import NotReady
 from .context import CONTEXT, LOADING_RETRY_AFTER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..runtime.directory import ModelDirectory, ModelEntry
 
 
 async def live(_: web.Request) -> web.Response:
@@ -15,8 +23,17 @@ async def live(_: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """Whether new requests are served; 503 and the reason while not."""
-    readiness = request.app[CONTEXT].models.readiness()
-    body = {"status": "ready" if readiness.ready else "unready", "reason": readiness.reason, "detail": readiness.detail}
+    models = request.app[CONTEXT].models
+    readiness = models.readiness()
+    body: dict[str, Any] = {
+        "status": "ready" if readiness.ready else "unready",
+        "reason": readiness.reason,
+        "detail": readiness.detail,
+    }
+    if len(entries := _entries(models)) > 1:
+        body["models"] = {
+            entry.name: {"state": entry.state, "detail": entry.detail, "progress": entry.progress} for entry in entries
+        }
     headers = {} if readiness.ready else {"Retry-After": str(int(LOADING_RETRY_AFTER_S))}
     return web.Response(
         body=msgspec.json.encode(body),
@@ -24,6 +41,13 @@ async def ready(request: web.Request) -> web.Response:
         content_type="application/json",
         headers=headers,
     )
+
+
+def _entries(models: ModelDirectory) -> Sequence[ModelEntry]:
+    try:
+        return models.entries()
+    except NotReady:
+        return ()
 
 
 async def status(request: web.Request) -> web.Response:

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..runtime.config import RuntimeConfig
-    from .server import ServiceContext
+    from ..runtime.pool.settings import PooledModel, PoolSettings
+    from .server import DirectoryContext, ServiceContext
     from .settings import ServerSettings
 
     Report = Callable[["ProgressReport"], None]
@@ -97,13 +98,9 @@ def open_runtime(config: RuntimeConfig, progress: Report | None) -> ServiceConte
     return Runtime(config, progress=progress)
 
 
-def open_remote_runtime(config: RuntimeConfig, progress: Report | None, server: ServerSettings) -> ServiceContext:
-    """A runtime in a process of its own, which starts when entered. This process never imports MLX."""
-    from ..runtime.remote import RemoteRuntime, start_child
-    from .engine_process import command
-
-    line = command(server.log_level, server.log_format, server.event_loop)
-    return RemoteRuntime(config, start=lambda: start_child(line), progress=progress)
+    from ..runtime.pool.settings import PooledModel, PoolSettings
+    from .server import DirectoryContext, ServiceContext
+    from .settings import ServerSettings
 
 
 def catalog() -> Catalog:

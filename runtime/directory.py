@@ -13,7 +13,7 @@ import msgspec
 
 from .errors import UnknownModel
 from .generation import ModelInfo
-from .service import Readiness, Status
+from .service import MemoryStatus, Readiness, Statistics, Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -64,10 +64,14 @@ class DirectoryStatus(msgspec.Struct, frozen=True, kw_only=True):
         readiness: of the directory.
         models: in the order they were named.
         loads, unloads, failures: counted since the start.
+        model, statistics, memory: of all that are loaded together, as a single model's `Status` has them.
     """
 
     readiness: Readiness
     models: tuple[ModelStatus, ...]
+    model: str
+    statistics: Statistics
+    memory: MemoryStatus | None
     loads: int = 0
     unloads: int = 0
     failures: int = 0

@@ -11,6 +11,7 @@ from ..event_loop import loop_factory
 from ..flags import add_model, add_settings
 from ..keys import load_keys
 from ..options import SettingsError
+from ..runtime_access import open_pool
 from ..terminal import note, progress_bar
 from ..tracing import NO_TRACING, Tracing, tracing_to_collector
 from .common import FAILURE, INTERRUPTED, OK, Invocation
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...runtime.config import RuntimeConfig
     from ..keys import ApiKeys
-    from ..server import ServiceContext
+    from ..server import DirectoryContext, ServiceContext
     from ..settings import ServerSettings
     from ..terminal import ProgressBar
 
@@ -34,7 +35,7 @@ APART_FROM_CORES = 4
 def add(parser: argparse.ArgumentParser) -> None:
     """Describe the command."""
     add_model(parser)
-    add_settings(parser, ("server", "runtime"))
+    add_settings(parser, ("server", "runtime", "pool"), models=True)
 
 
 def run(invocation: Invocation) -> int:
@@ -46,12 +47,12 @@ def run(invocation: Invocation) -> int:
     require_keys(settings.server, keys)
     tracing = _tracing(settings.server)
     bar = progress_bar()
-    service = _open(invocation, bar)
+    served = _open(invocation, bar)
     try:
         with asyncio.Runner(loop_factory=loop_factory(settings.server.event_loop)) as runner:
             runner.run(
                 serve(
-                    service,
+                    served,
                     settings.server,
                     keys=keys,
                     tracing=tracing,
@@ -74,8 +75,12 @@ def run(invocation: Invocation) -> int:
     return OK
 
 
-def _open(invocation: Invocation, bar: ProgressBar | None) -> ServiceContext:
+def _open(invocation: Invocation, bar: ProgressBar | None) -> ServiceContext | DirectoryContext:
     settings, open_remote = invocation.settings, invocation.open_remote
+    if settings.models:
+        if settings.server.api_process == "on":
+            raise SettingsError("api_process on: several models are served from one process, which is HTTP's too")
+        return open_pool(settings.models, settings.pool)
     if open_remote is not None and is_apart(settings.server, settings.runtime, processors()):
         return open_remote(settings.runtime, bar, settings.server)
     return invocation.open_runtime(settings.runtime, bar)

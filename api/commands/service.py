@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..edits import EditRefused, replace_file
-from ..flags import add_model, add_settings, as_arguments
+from ..flags import add_model, add_settings, as_arguments, given_models
 from ..keys import KEYS_VARIABLE, load_keys
+from ..layers import CONFIG_VARIABLE
 from ..options import SettingsError
 from ..services import MARK, ServicePlan, service_plan
 from ..terminal import note
@@ -35,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     install = verbs.add_parser("install", help="write the service's file and start it; takes the settings of serve")
     add_model(install)
-    add_settings(install, ("server", "runtime"))
+    add_settings(install, ("server", "runtime", "pool"), models=True)
     remove = verbs.add_parser("remove", help="stop it and delete its file")
     status = verbs.add_parser("status", help="say whether it runs")
     for verb in (install, remove, status):
@@ -81,7 +82,19 @@ def _command(invocation: Invocation) -> list[str]:
     model = invocation.settings.runtime.model
     if model and Path(model).exists():
         replaced["model"] = str(Path(model).absolute())
-    return [sys.executable, "-m", "mlx_troupe.api.cli", "serve", *as_arguments(invocation.settings, replaced)]
+    flags = [*as_arguments(invocation.settings, replaced), *_models(invocation)]
+    return [sys.executable, "-m", "mlx_troupe.api.cli", "serve", *flags]
+
+
+def _models(invocation: Invocation) -> list[str]:
+    """Several models as flags; those of a file are read from it again."""
+    if not invocation.settings.models:
+        return []
+    words = given_models(invocation.arguments)
+    if words:
+        return [f"--model={Path(word).absolute() if Path(word).exists() else word}" for word in words]
+    config = invocation.arguments.config or invocation.environment[CONFIG_VARIABLE]
+    return [f"--config={Path(config).absolute()}"]
 
 
 def _value(invocation: Invocation, name: str) -> str:
@@ -92,7 +105,7 @@ def _value(invocation: Invocation, name: str) -> str:
 def _install(invocation: Invocation, plan: ServicePlan) -> int:
     if KEYS_VARIABLE in invocation.environment:
         raise SettingsError(f"a service does not see {KEYS_VARIABLE}: put the keys into a file, --api-key-file")
-    if invocation.settings.runtime.model is None:
+    if invocation.settings.runtime.model is None and not invocation.settings.models:
         raise SettingsError("name the model that the service is to serve")
     require_keys(invocation.settings.server, load_keys(invocation.settings.server.api_key_file, {}))
     running = _ours(plan)

@@ -104,7 +104,10 @@ class FakeDirectory:
 
     async def status(self) -> DirectoryStatus:
         models = [ModelStatus(entry=entry, status=None) for entry in self.entries()]
-        return DirectoryStatus(readiness=self.state, models=tuple(models))
+        whole = await self.services["one"].status()
+        return DirectoryStatus(
+            readiness=self.state, models=tuple(models), model="one", statistics=whole.statistics, memory=None
+        )
 
     async def metrics(self) -> bytes:
         return b""

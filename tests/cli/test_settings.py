@@ -179,6 +179,6 @@ def test_sizes_that_are_none(text):
 
 def test_help_texts_fit_argparse():
     parser = argparse.ArgumentParser()
-    add_settings(parser, ("server", "runtime"))
+    add_settings(parser, tuple(SECTIONS))
     text = parser.format_help()
     assert all(option.flag in text for section in SECTIONS for option in options_of(section))

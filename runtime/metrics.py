@@ -73,7 +73,8 @@ class RuntimeMetrics(Collector):
         self._cancelled = self._counter("request_cancelled", "Choices cancelled, by the state they were in.", "stage")
         self._prompt_total = self._counter("prompt_tokens", "Prompt tokens of admitted requests.")
         self._cached_total = self._counter("prompt_tokens_cached", "Prompt tokens that came from the prefix cache.")
-        self._loading = Gauge(PREFIX + "model_load_seconds", "Time it took to load.", registry=self.registry)
+        loading = Gauge(PREFIX + "model_load_seconds", "Time it took to load.", ["model_name"], registry=self.registry)
+        self._loading = loading.labels(model)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
         metric = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)
@@ -160,13 +161,15 @@ class RuntimeMetrics(Collector):
         return family
 
     def _actors(self, now: Statistics) -> Iterator[Metric]:
-        depth = GaugeMetricFamily(PREFIX + "actor_inbox_depth", "Messages waiting.", labels=["actor"])
-        handled = CounterMetricFamily(PREFIX + "actor_messages", "Messages handled.", labels=["actor"])
-        busy = CounterMetricFamily(PREFIX + "actor_busy_seconds", "Time spent handling.", labels=["actor"])
+        depth = GaugeMetricFamily(PREFIX + "actor_inbox_depth", "Messages waiting.", labels=["model_name", "actor"])
+        handled = CounterMetricFamily(PREFIX + "actor_messages", "Messages handled.", labels=["model_name", "actor"])
+        busy = CounterMetricFamily(
+            PREFIX + "actor_busy_seconds", "Time spent handling.", labels=["model_name", "actor"]
+        )
         for name, actor in now.actors.items():
-            depth.add_metric([name], actor.depth)
-            handled.add_metric([name], actor.handled)
-            busy.add_metric([name], actor.busy_s)
+            depth.add_metric([self._model, name], actor.depth)
+            handled.add_metric([self._model, name], actor.handled)
+            busy.add_metric([self._model, name], actor.busy_s)
         yield from (depth, handled, busy)
 
     def exposition(self) -> bytes:

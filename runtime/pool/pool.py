@@ -10,6 +10,7 @@ Owned by the event loop it was entered on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -103,12 +104,12 @@ class ModelPool:
         self._slots = [Slot(model) for model in models]
         self._names = {name: self._slots[place] for name, place in look_up(models).items()}
         self._group: TaskGroup | None = None
-        self._ticks = anyio.CancelScope()
+        self._ticks: anyio.CancelScope | None = None
         self._waits: dict[str, _Wait] = {}
         self._waiting = 0
         self._draining = False
         self._begun = False
-        self._freed = anyio.Event()
+        self._freed = asyncio.Event()
         self._loads = self._unloads = self._failures = 0
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -127,7 +128,8 @@ class ModelPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._draining = True
-        self._ticks.cancel()
+        if self._ticks is not None:
+            self._ticks.cancel()
         self._stop_loads()
         for slot in self._slots:
             if slot.state == "ready":
@@ -150,12 +152,12 @@ class ModelPool:
 
     def _stop_loads(self) -> None:
         for slot in self._slots:
-            if slot.state == "loading":
+            if slot.state == "loading" and slot.scope is not None:
                 slot.scope.cancel()
             slot.wake()
 
     async def _keep_ticking(self, interval_s: float) -> None:
-        with self._ticks:
+        with anyio.CancelScope() as self._ticks:
             while True:
                 await anyio.sleep(interval_s)
                 self.tick()
@@ -245,6 +247,7 @@ class ModelPool:
         """Load a model, keep it until it is told to stop, and free it."""
         began_s = self._clock.now()
         try:
+            assert slot.scope is not None
             with slot.scope:
                 await self._make_place(slot)
                 async with self._open(slot.model.config, slot.report) as service:
@@ -296,7 +299,7 @@ class ModelPool:
 
     def _tell_freed(self) -> None:
         self._freed.set()
-        self._freed = anyio.Event()
+        self._freed = asyncio.Event()
 
     def _bury(self, slot: Slot) -> None:
         """A runtime that has failed for good is freed; the model may be loaded anew after a while."""

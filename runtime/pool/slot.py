@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ class Slot:
         retry_at_s: when a failed one may be loaded again.
         changed: set, and replaced, when the state changes.
         stop: ends the model that is served.
-        scope: of the task that loads and keeps it.
+        scope: of the task that loads and keeps it; None before the first load.
     """
 
     def __init__(self, model: PooledModel) -> None:
@@ -50,9 +51,9 @@ class Slot:
         self.used_s = 0.0
         self.reason = ""
         self.retry_at_s = 0.0
-        self.changed = anyio.Event()
-        self.stop = anyio.Event()
-        self.scope = anyio.CancelScope()
+        self.changed = asyncio.Event()
+        self.stop = asyncio.Event()
+        self.scope: anyio.CancelScope | None = None
         self._failures = 0
         self._dead: str | None = None
         self._progress: Progress | None = None
@@ -73,7 +74,8 @@ class Slot:
 
     def load(self) -> None:
         """A load begins."""
-        self.stop, self.scope, self._progress, self._dead = anyio.Event(), anyio.CancelScope(), None, None
+        self.stop, self.scope = asyncio.Event(), anyio.CancelScope()
+        self._progress = self._dead = None
         self._move("loading")
 
     def loaded(self, service: Service, now_s: float) -> None:
@@ -106,7 +108,7 @@ class Slot:
     def wake(self) -> None:
         """Have those that wait look again."""
         self.changed.set()
-        self.changed = anyio.Event()
+        self.changed = asyncio.Event()
 
     def error(self, now_s: float) -> NotReady:
         """What requests get while it has failed."""

@@ -334,7 +334,7 @@ async def test_metrics_tell_what_happened(folder_of, serving) -> None:
     assert 'mlx_troupe_request_success_total{finished_reason="length",model_name="mine"} 1.0' in text
     assert 'mlx_troupe_generation_tokens_total{model_name="mine"} 5.0' in text
     assert 'mlx_troupe_inter_token_latency_seconds_count{model_name="mine"} 4.0' in text
-    assert 'mlx_troupe_actor_messages_total{actor="decode"}' in text
+    assert 'mlx_troupe_actor_messages_total{actor="decode",model_name=' in text
 
 
 async def test_status_tells_queues_and_memory(folder_of, serving) -> None:

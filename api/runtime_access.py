@@ -98,9 +98,20 @@ def open_runtime(config: RuntimeConfig, progress: Report | None) -> ServiceConte
     return Runtime(config, progress=progress)
 
 
-    from ..runtime.pool.settings import PooledModel, PoolSettings
-    from .server import DirectoryContext, ServiceContext
-    from .settings import ServerSettings
+def open_remote_runtime(config: RuntimeConfig, progress: Report | None, server: ServerSettings) -> ServiceContext:
+    """A runtime in a process of its own, which starts when entered. This process never imports MLX."""
+    from ..runtime.remote import RemoteRuntime, start_child
+    from .engine_process import command
+
+    line = command(server.log_level, server.log_format, server.event_loop)
+    return RemoteRuntime(config, start=lambda: start_child(line), progress=progress)
+
+
+def open_pool(models: Sequence[PooledModel], settings: PoolSettings) -> DirectoryContext:
+    """Several models, which are loaded when they are needed."""
+    from ..runtime.pool.pool import ModelPool
+
+    return ModelPool(models, settings)
 
 
 def catalog() -> Catalog:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
+import pytest
 
 from tests.models.tiny import build_tiny
 
@@ -23,7 +24,9 @@ PROMPTS = [[20 + index, *range(30, 190)] for index in range(STREAMS)]
 
 
 @asynccontextmanager
-async def server(model: Path, prefixes: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def server(
+    model: Path, prefixes: Path, api_process: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """The real command, ready, with a disk tier that is written when RAM gets full and at the end only."""
     settings = {
         "port": "0",
@@ -32,6 +35,7 @@ async def server(model: Path, prefixes: Path) -> AsyncIterator[tuple[asyncio.sub
         "cache-disk-bytes": "67108864",
         "cache-spill": "write-back",
         "drain-timeout-s": "1",
+        "api-process": api_process,
     }
     flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
     process = await asyncio.create_subprocess_exec(
@@ -82,10 +86,11 @@ async def stream(session: aiohttp.ClientSession, url: str, index: int, begun: as
     return end
 
 
-async def test_sigterm_with_sixteen_streams_and_a_warm_restart(tmp_path) -> None:
+@pytest.mark.parametrize("api_process", ["off", "on"])
+async def test_sigterm_with_sixteen_streams_and_a_warm_restart(api_process, tmp_path) -> None:
     model = build_tiny("llama", tmp_path / "model")
     prefixes = tmp_path / "prefixes"
-    async with server(model, prefixes) as (process, url), aiohttp.ClientSession() as session:
+    async with server(model, prefixes, api_process) as (process, url), aiohttp.ClientSession() as session:
         begun = asyncio.Semaphore(0)
         tasks = [asyncio.create_task(stream(session, url, index, begun)) for index in range(STREAMS)]
         for _ in range(STREAMS):
@@ -95,7 +100,7 @@ async def test_sigterm_with_sixteen_streams_and_a_warm_restart(tmp_path) -> None
         assert set(ends) <= {"length", "shutting_down"}, ends
         assert ends.count("shutting_down") >= STREAMS // 2
         assert await asyncio.wait_for(process.wait(), 60) == 0
-    async with server(model, prefixes) as (process, url), aiohttp.ClientSession() as session:
+    async with server(model, prefixes, api_process) as (process, url), aiohttp.ClientSession() as session:
         for prompt in PROMPTS:
             body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
             async with session.post(f"{url}/v1/completions", json=body) as answer:

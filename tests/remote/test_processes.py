@@ -1,0 +1,227 @@
+"""Two real processes behind one command: each may be killed at any time, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.models.tiny import build_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return build_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+class Server:
+    """`mlx-troupe serve --api-process on`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, scratch: Path) -> None:
+        self.process = process
+        self.url = url
+        self.scratch = scratch
+        # A stream that failed closes its connection: each request has one of its own.
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+    @property
+    def engine(self) -> psutil.Process:
+        (found,) = psutil.Process(self.process.pid).children()
+        assert "engine_process" in " ".join(found.cmdline())
+        return found
+
+    async def ready(self) -> tuple[bool, str]:
+        async with self.session.get(f"{self.url}/readyz") as answer:
+            return answer.status == 200, (await answer.json())["reason"]
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(60):
+            while not (await self.ready())[0]:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+
+    async def stream(self, begun: asyncio.Semaphore | None = None, **fields: object) -> str:
+        """How a stream ended: its finish reason, or its error's code."""
+        body = {"prompt": [20, 30], "stream": True, "ignore_eos": True, "temperature": 0} | fields
+        end = ""
+        async with self.session.post(f"{self.url}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                return (await answer.json())["error"]["code"]
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    return event["error"]["code"]
+                if begun is not None:
+                    begun.release()
+                    begun = None
+                end = event["choices"][0]["finish_reason"] or end
+        return end
+
+    async def streams(self, count: int) -> list[asyncio.Task[str]]:
+        """So many endless ones, which have all begun."""
+        begun = asyncio.Semaphore(0)
+        tasks = [asyncio.create_task(self.stream(begun)) for _ in range(count)]
+        for _ in range(count):
+            await asyncio.wait_for(begun.acquire(), 30)
+        return tasks
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), 30)
+
+
+@asynccontextmanager
+async def started(model: Path, scratch: Path, *flags: str) -> AsyncIterator[Server]:
+    """Listens, and perhaps loads still. Neither process and no socket may be left."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mlx_troupe.api.cli", "serve", str(model), "--port", "0", "--api-process", "on"),
+        *flags,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(scratch)},
+    )
+    assert process.stdout is not None
+    url = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()[-1]
+    server = Server(process, url, scratch)
+    children = psutil.Process(process.pid).children()
+    try:
+        yield server
+        children += psutil.Process(process.pid).children() if psutil.pid_exists(process.pid) else []
+    finally:
+        await server.session.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await gone(*children)
+        assert sockets_in(scratch) == []
+
+
+def sockets_in(scratch: Path) -> list[Path]:
+    return list(scratch.glob("mlx-troupe-*"))
+
+
+def has_mlx(pid: int) -> bool:
+    return "libmlx" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+async def gone(*processes: psutil.Process) -> None:
+    async with asyncio.timeout(20):
+        while any(map(alive, processes)):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(model: Path, scratch: Path, *flags: str) -> AsyncIterator[Server]:
+    """Ready to answer."""
+    async with started(model, scratch, *flags) as server:
+        await server.until_ready()
+        yield server
+
+
+async def test_kills_of_the_engine_are_survived_and_those_of_the_front_leave_no_orphan(model, tmp_path) -> None:
+    async with serving(model, tmp_path) as server:
+        first = server.engine
+        assert has_mlx(first.pid)
+        assert not has_mlx(server.process.pid)
+        tasks = await server.streams(4)
+        first.kill()
+        assert await asyncio.wait_for(asyncio.gather(*tasks), 10) == ["actor_died"] * 4
+        assert await server.ready() == (False, "restarting")
+        assert await server.stream() in ("restarting", "not_ready")
+        await server.until_ready()
+        second = server.engine
+        assert second.pid != first.pid
+        assert await server.stream(max_tokens=5) == "length"
+        tasks = await server.streams(2)
+        server.process.kill()
+        await gone(second)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, aiohttp.ClientError) for result in results)
+
+
+async def test_a_front_killed_while_the_engine_loads_leaves_no_orphan(model, tmp_path) -> None:
+    async with started(model, tmp_path) as server:
+        engine = server.engine
+        server.process.kill()
+        await gone(engine)
+
+
+async def test_sigterm_while_loading_ends_both(model, tmp_path) -> None:
+    async with started(model, tmp_path) as server:
+        engine = server.engine
+        server.process.terminate()
+        assert await server.exit_code() == 0
+        assert not psutil.pid_exists(engine.pid)
+
+
+async def test_an_engine_killed_while_it_loads_is_a_failure_of_the_command(model, tmp_path) -> None:
+    async with started(model, tmp_path) as server:
+        server.engine.kill()
+        assert await server.exit_code() == 1
+        assert server.process.stderr is not None
+        assert b"the engine process ended while it loaded" in await server.process.stderr.read()
+
+
+async def test_what_cannot_be_loaded_says_so_as_in_one_process(tmp_path) -> None:
+    async with started(tmp_path / "none", tmp_path) as server:
+        assert await server.exit_code() == 1
+        assert server.process.stderr is not None
+        said = await server.process.stderr.read()
+        assert b"mlx-troupe: " in said
+        assert b"none" in said
+        assert b"Traceback" not in said
+
+
+async def test_sigterm_drains_and_the_engine_leaves_signals_to_the_front(model, tmp_path) -> None:
+    """A service manager or a terminal sends them to both."""
+    async with serving(model, tmp_path, "--drain-timeout-s", "0.5") as server:
+        engine = server.engine
+        tasks = await server.streams(3)
+        short = asyncio.create_task(server.stream(max_tokens=60))
+        await asyncio.sleep(0)
+        engine.terminate()
+        engine.send_signal(signal.SIGINT)
+        server.process.terminate()
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, short), 20)
+        assert set(ends[:3]) == {"shutting_down"}
+        assert ends[3] in ("length", "draining", "not_ready")
+        assert await server.exit_code() == 0
+        assert not psutil.pid_exists(engine.pid)
+
+
+async def test_a_second_sigterm_forces_the_end(model, tmp_path) -> None:
+    async with serving(model, tmp_path, "--drain-timeout-s", "600") as server:
+        engine = server.engine
+        tasks = await server.streams(2)
+        server.process.terminate()
+        await refused(server.ready)
+        server.process.terminate()
+        assert await server.exit_code() == 130
+        assert not psutil.pid_exists(engine.pid)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def refused(ready: Callable) -> None:
+    async with asyncio.timeout(10):
+        while (await ready())[0]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)

@@ -10,6 +10,7 @@ import msgspec
 
 from ..engine_protocol import EngineFacts
 from ..models.fused import fuse_projections
+from ..models.light_cpu import lighten
 from .device import backend, device_memory, empty_pool
 from .footprint import kv_layout
 from .host_threads import choose_threads
@@ -52,6 +53,7 @@ def build_engine(
         tracer: records every step, if there is one.
     """
     if backend() == "cpu":
+        lighten(model)
         choose_threads(model, clock)
     if backend() == "cuda":
         fuse_projections(model)

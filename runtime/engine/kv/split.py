@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..device import backend
 from ..kernels.softmax_cpu import softmax_attention, softmax_fits
+from ..kernels.step_attention_cpu import step_attention, step_fits
 from ..mlxlm import solo_attention
 from .deferred import DeferredMask, RaggedKV
 
@@ -70,6 +71,8 @@ def attention(
         return keys.attend(queries, scale, mask, sinks)
     if softmax_fits(queries, keys, mask, sinks) and backend() == "cpu":
         return softmax_attention(queries, keys, values, scale, mask)
+    if step_fits(queries, keys, mask, sinks) and backend() == "cpu":
+        return step_attention(queries, keys, values, scale, mask)
     return solo_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
 

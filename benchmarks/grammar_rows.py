@@ -2,8 +2,8 @@
 
     python -m benchmarks.grammar_rows --shape 8b --rows 32 --rounds 5
 
-Each row has a JSON schema of its own over a vocabulary of Qwen's size. Both sides sample alike (--mix); the ratio is the
-median over rounds.
+Each row has a JSON schema of its own over a vocabulary of Qwen's size. Both sides sample alike (--mix); the ratio is
+the median over rounds.
 """
 
 from __future__ import annotations

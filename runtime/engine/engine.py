@@ -24,6 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..faults import fault_of
+from ..grammar.masks import MaskFiller
 from ..messages.decode import ChunksResult, RowsFailed
 from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
@@ -97,6 +98,7 @@ class MlxEngine:
         self._token_order: list[int | None] = []
         self._fresh: dict[int, int] = {}
         self._constraints: dict[int, Constraint] = {}
+        self._masks = MaskFiller()
         self.shelf = PageShelf(page_tokens, page_form)
         self._chunks = ChunkRunner(model, shapes, self.shelf, clock, reader or PromptReader(model, facts.vocab_size))
         self._staged = self._chunks.staged
@@ -294,26 +296,21 @@ class MlxEngine:
     def _allowed(self, order: list[int | None], plan: StepPlan, emit: Emit) -> mx.array:
         """Bit masks (places, words) of what each row may sample; all ones where nothing constrains it."""
         words = np.full((len(order), -(-self.facts.vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-        for place, row in enumerate(order):
-            constraint = None if row is None else self._constraints.get(row)
-            if constraint is None or row is None:
-                continue
-            try:
-                words[place] = self._filled(constraint)
-            except Exception as error:
-                logger.warning("the constraint of row %d failed: %s", row, error)
-                self._forget(row)
-                emit(RowsFailed(plan.step, (row,), _text(error), code=getattr(error, "code", None)))
-        return mx.array(words)
-
-    def _filled(self, constraint: Constraint) -> np.ndarray:
-        words = np.zeros(-(-self.facts.vocab_size // 32), np.uint32)
-        constraint.fill(words)
+        bound = [place for place, row in enumerate(order) if row in self._constraints]
+        masks = np.zeros((len(bound), words.shape[1]), np.uint32)
+        rows = [row for row in order if row in self._constraints and row is not None]
+        errors = self._masks.fill([self._constraints[row] for row in rows], masks)
         if self.facts.vocab_size % 32:
-            words[-1] &= (1 << self.facts.vocab_size % 32) - 1
-        if not words.any():
-            raise ValueError("the constraint allows no token")
-        return words
+            masks[:, -1] &= (1 << self.facts.vocab_size % 32) - 1
+        for row, place, mask, error in zip(rows, bound, masks, errors, strict=True):
+            if error is None and mask.any():
+                words[place] = mask
+                continue
+            error = error or ValueError("the constraint allows no token")
+            logger.warning("the constraint of row %d failed: %s", row, error)
+            self._forget(row)
+            emit(RowsFailed(plan.step, (row,), _text(error), code=getattr(error, "code", None)))
+        return mx.array(words)
 
     # --- rows ---------------------------------------------------------------------------------------------------
 

@@ -27,10 +27,19 @@ class GrammarConstraint:
         self._end = end
         self._ended = False
 
+    @property
+    def matcher(self) -> LLMatcher:
+        """Whose mask is this row's; whoever computes it from here calls `check` after."""
+        return self._matcher
+
     def fill(self, words: np.ndarray) -> None:
         """See `Constraint.fill`. Raises GrammarFailed when the grammar cannot go on."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self.check()
+
+    def check(self) -> None:
+        """Raise GrammarFailed when the grammar cannot go on; called after its mask was computed."""
         matcher = self._matcher
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         # A broken matcher allows an end token, as if its text were whole.
         if matcher.is_error():
             raise GrammarFailed(f"the grammar failed: {first_line(matcher.get_error())}")

@@ -14,6 +14,7 @@ import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
+    from llguidance import LLMatcher
 
     from ..constraint import Constraint
 
@@ -54,6 +55,15 @@ class ThoughtConstraint:
         self._recent: tuple[int, ...] = ()
         self._forced = plan.closing if plan.is_open and plan.budget == 0 else ()
         self._opening = 0
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """See `GrammarConstraint.matcher`; None while the thought has a say."""
+        return getattr(self._inner, "matcher", None) if self._phase == "answer" else None
+
+    def check(self) -> None:
+        """See `GrammarConstraint.check`."""
+        self._inner.check()  # type: ignore[union-attr]  # it has shown a matcher
 
     def fill(self, words: np.ndarray) -> None:
         """See `Constraint.fill`."""

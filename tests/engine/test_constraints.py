@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mlx_troupe.runtime.messages.executor import StepPlan
 from mlx_troupe.runtime.request import PLACEHOLDER
 from mlx_troupe.runtime.sampling_params import SamplingParams
 
@@ -185,9 +186,13 @@ def test_bits_beyond_the_vocabulary_are_no_tokens(new_engine) -> None:
 
     engine = new_engine()
     engine.facts = msgspec.structs.replace(engine.facts, vocab_size=VOCAB - 2)
-    with pytest.raises(ValueError, match="allows no token"):
-        engine._filled(Menu(lambda turn: {VOCAB - 2, VOCAB - 1}))
-    assert engine._filled(Menu(lambda turn: {VOCAB - 3}))[-1] == 1 << 29
+    failed: list[object] = []
+    engine._constraints = {3: Menu(lambda turn: {VOCAB - 2, VOCAB - 1}), 4: Menu(lambda turn: {VOCAB - 3, VOCAB - 1})}
+    allowed = engine._allowed([4, None, 3], StepPlan(1), failed.append)
+    assert allowed[0, -1].item() == 1 << 29
+    assert [(message.rows, message.error) for message in failed] == [
+        ((3,), "ValueError: the constraint allows no token")
+    ]
 
 
 def test_a_fault_beside_a_constraint_leaves_nothing_behind(new_engine, solo, monkeypatch) -> None:

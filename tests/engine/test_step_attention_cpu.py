@@ -20,7 +20,9 @@ def case(rows: int = 8, heads: int = 6, kv_heads: int = 2, count: int = 1, place
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "rows", "shared"])
-@pytest.mark.parametrize(("rows", "heads", "kv_heads", "count"), [(8, 6, 2, 1), (32, 4, 4, 1), (9, 8, 1, 1), (4, 6, 3, 5)])
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "count"), [(8, 6, 2, 1), (32, 4, 4, 1), (9, 8, 1, 1), (4, 6, 3, 5)]
+)
 def test_it_equals_mlx(rows, heads, kv_heads, count, mask) -> None:
     queries, keys, values = case(rows, heads, kv_heads, count)
     places = keys.shape[2]

@@ -42,28 +42,32 @@ BANDWIDTH_BYTES_S = 4.3e12
 """Copy bandwidth measured on one H200; the floor is the weights' bytes over it."""
 
 
+def config_of(shape: str, vocab: int) -> dict[str, Any]:
+    """What `config.json` of a Qwen3 model of that shape holds."""
+    sizes = SHAPES[shape]
+    return {
+        "model_type": "qwen3",
+        "hidden_size": sizes["hidden_size"],
+        "num_hidden_layers": sizes["num_hidden_layers"],
+        "intermediate_size": sizes["intermediate_size"],
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv_heads"],
+        "rms_norm_eps": 1e-6,
+        "vocab_size": vocab,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "head_dim": 16 if shape == "tiny" else 128,
+        "tie_word_embeddings": shape != "8b",
+        "rope_scaling": None,
+    }
+
+
 def build_model(shape: str, vocab: int, dtype: mx.Dtype) -> Any:
     """A Qwen3 model with random weights."""
     from mlx_lm.models.qwen3 import Model, ModelArgs
 
-    sizes = SHAPES[shape]
-    args = ModelArgs(
-        model_type="qwen3",
-        hidden_size=sizes["hidden_size"],
-        num_hidden_layers=sizes["num_hidden_layers"],
-        intermediate_size=sizes["intermediate_size"],
-        num_attention_heads=sizes["heads"],
-        num_key_value_heads=sizes["kv_heads"],
-        rms_norm_eps=1e-6,
-        vocab_size=vocab,
-        max_position_embeddings=40960,
-        rope_theta=1e6,
-        head_dim=16 if shape == "tiny" else 128,
-        tie_word_embeddings=shape != "8b",
-        rope_scaling=None,
-    )
     mx.random.seed(0)
-    model = Model(args)
+    model = Model(ModelArgs(**config_of(shape, vocab)))
     model.set_dtype(dtype)
     mx.eval(model.parameters())
     return model

@@ -48,6 +48,14 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe("troupe", "{bin}/mlx-troupe serve {model} --host 127.0.0.1 --port {port}", "/readyz"),
+        *(
+            Recipe(
+                f"troupe-{name}",
+                f"{{bin}}/mlx-troupe serve {{model}} --host 127.0.0.1 --port {{port}} --api-process {setting}",
+                "/readyz",
+            )
+            for name, setting in (("front", "on"), ("one", "off"))
+        ),
         Recipe(
             "mlxlm",
             "{peers}/mlxlm/bin/python -m mlx_lm server --model {model} --host 127.0.0.1 --port {port}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from .events import Event, Failed, Finished, PrefillProgress, TextDelta
+from .events import ENDS, Event, PrefillProgress, TextDelta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,6 +62,10 @@ class EventStream:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def clear(self) -> None:
+        """Forget what waits; for a reader that wants nothing more."""
+        self._events = []
+
     @property
     def exhausted(self) -> bool:
         """Every choice's end has been taken."""
@@ -81,7 +85,7 @@ class EventStream:
             finally:
                 self._waiter = None
         events, self._events = self._events, []
-        self._open -= sum(isinstance(event, Finished | Failed) for event in events)
+        self._open -= sum(isinstance(event, ENDS) for event in events)
         return events
 
     async def __aiter__(self) -> AsyncIterator[Event]:

@@ -146,4 +146,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     index: int = 0
 
 
+ENDS = (Finished, Failed)
+"""The last event of a choice is one of these."""
+
 Event = PrefillProgress | PromptLogprobs | Embedded | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed

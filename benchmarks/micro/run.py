@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .case import Case
     from .machine import MachineRates
 
-PARTS = ("step", "join", "sampling", "mask", "tree", "hop", "detokenise", "sse")
+PARTS = ("step", "join", "sampling", "mask", "tree", "hop", "detokenise", "sse", "frame")
 DTYPES = {"cpu": "float32"}
 """Where bfloat16 products do not go to the fast library."""
 
@@ -68,7 +68,7 @@ def parts_of(text: str | None) -> tuple[str, ...]:
 
 
 def _cases(arguments: argparse.Namespace, rates: MachineRates, dtype: str) -> Iterator[Case]:
-    from . import host, sampling, steps
+    from . import frames, host, sampling, steps
 
     parts = parts_of(arguments.parts)
     rows, contexts = _numbers("--rows", arguments.rows), _numbers("--contexts", arguments.contexts)
@@ -84,6 +84,7 @@ def _cases(arguments: argparse.Namespace, rates: MachineRates, dtype: str) -> It
         "hop": lambda: host.hop_cases(rates, repeats),
         "detokenise": lambda: host.detokenise_cases(rates, repeats),
         "sse": lambda: host.sse_cases(rates, repeats),
+        "frame": lambda: frames.frame_cases(rates, repeats),
     }
     return itertools.chain.from_iterable(every[part]() for part in parts)
 

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..event_stream import merge
-from ..events import Failed, Finished, PrefillProgress, PromptLogprobs, TextDelta
+from ..events import ENDS, Failed, Finished, PrefillProgress, PromptLogprobs, TextDelta
 from .link import MAX_FRAME_BYTES, frame_of
 from .to_front import Events, StreamEvents, Words
 
@@ -81,11 +81,8 @@ class Outlet:
     def push(self, event: Event) -> None:
         """See `Mailbox`."""
         events = self._events
-        if isinstance(event, Finished | Failed):
-            self._open -= 1
-            self._ended.append(event.index)
-            if isinstance(event, Failed):
-                self._outbox.failing = True
+        if isinstance(event, ENDS):
+            self._end(event)
         elif self._whole:
             if isinstance(event, PrefillProgress):
                 return
@@ -94,6 +91,12 @@ class Outlet:
         events.append(event)
         if not self._marked:
             self._mark()
+
+    def _end(self, event: Finished | Failed) -> None:
+        self._open -= 1
+        self._ended.append(event.index)
+        if isinstance(event, Failed):
+            self._outbox.failing = True
 
     def start(self, splitter: EventSplitter | None) -> None:
         """The request is accepted: from now on events may leave."""

@@ -47,7 +47,7 @@ def test_every_part_in_one_table(tmp_path, capsys):
     parts = {case["part"] for case in found["cases"]}
     assert parts == {
         "step", "join and leave", "sampling", "mask, host", "mask, device", "tree match", "tree insert", "message hop",
-        "detokenise", "SSE encode",
+        "detokenise", "SSE encode", "frame out", "frame in",
     }  # fmt: skip
     for case in found["cases"]:
         assert case["case"] in out
@@ -117,4 +117,4 @@ def test_wrong_options_are_named(arguments, named, capsys):
 
 def test_parts():
     assert parts_of("sse,hop") == ("sse", "hop")
-    assert len(parts_of(None)) == 8
+    assert len(parts_of(None)) == 9

@@ -3,7 +3,8 @@
 Gates for a request that arrives: draining, duplicate id, more rows than there can ever be, queue full.
 Gates for the head of the queue, in order: `max_rows`, `retry_alone` (see runtime/faults.py), then `memory` (the
 memory-enforcer's pause) and `memory_plan` (what the rows at work and the new ones will need by the model's layout).
-These three never hold when nothing runs, since then nothing could end and free any. Before the plan holds anything the
+These three never hold when nothing runs, since then nothing could end and free any; `memory_others` does while another
+engine of the process could. Before the plan holds anything the
 prefix cache has to give up what the head lacks: `reclaim` holds until it has. The queue is first come, first
 served within a priority; a head that is held holds those behind it. A row that was sent back takes the place it came
 in, is never timed out of the queue and never stalled out: its client has had output already.
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from ..runtime.messages.admission import CacheHolds
     from ..runtime.messages.cache_store import CacheStoreMessage
     from ..runtime.messages.prefill import PrefillMessage
+    from ..runtime.peers import Peer
     from ..runtime.request import Request
     from .memory_ledger import MemoryLedger
 
 STALL_S = 60.0
 """Longest that memory may hold the head of the queue."""
-MEMORY_HOLDS = frozenset({"memory", "memory_plan", "reclaim"})
+MEMORY_HOLDS = frozenset({"memory", "memory_plan", "memory_others", "reclaim"})
 REGROW_SHARE = 0.125
 """The prefix cache gets room back in steps of at least this share of its whole budget."""
 _RATE_SMOOTHING = 0.2
@@ -85,7 +87,14 @@ class AdmissionCore:
         ledger: plans memory; None when the model's layout is not known.
     """
 
-    def __init__(self, policy: AdmissionPolicy, *, clock: Clock, ledger: MemoryLedger | None = None) -> None:
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        *,
+        clock: Clock,
+        ledger: MemoryLedger | None = None,
+        peer: Peer | None = None,
+    ) -> None:
         self.to_prefill: list[PrefillMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
         self.holds: Counter[str] = Counter()
@@ -95,6 +104,7 @@ class AdmissionCore:
         self.draining = False
         self._policy = policy
         self.ledger = ledger
+        self._peer = peer
         self._clock = clock
         self._queue: list[Waiting] = []
         self._admitted: dict[int, Request] = {}
@@ -200,6 +210,21 @@ class AdmissionCore:
 
     def settle(self) -> None:
         """Let in from the head of the queue as long as no gate holds it."""
+        self._tell_peers()
+        self._let_in()
+        self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        """What this engine holds and has promised, for the others of its process."""
+        if self._peer is None:
+            return
+        self._peer.rows = len(self._admitted)
+        if self.ledger is not None:
+            need = self.ledger.need(planned_lengths(self._admitted.values()))
+            self._peer.claim_bytes = need.total_bytes - self._peer.overhead_bytes
+
+    def _let_in(self) -> None:
+        """Requests from the head on, until one is held."""
         while self._queue:
             head = self._queue[0]
             reason = self._gate(head)
@@ -304,7 +329,10 @@ class AdmissionCore:
             return "reclaim"
         if short <= ledger.pages_bytes or (ledger.pages_bytes and not self._admitted):
             return "reclaim"
-        return "memory_plan" if self._admitted else None
+        more_may_come = self._peer is not None and self._peer.may_get(short)
+        if self._admitted:
+            return "memory_plan"
+        return "memory_others" if more_may_come else None
 
     def _watch_stall(self, head: Waiting, reason: str | None) -> None:
         if reason not in MEMORY_HOLDS or head.returned:

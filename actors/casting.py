@@ -14,7 +14,7 @@ from .decode_core import DecodeCore
 from .executor import ExecutorActor
 from .memory_enforcer import MemoryEnforcerActor
 from .memory_guard import MemoryGuard
-from .memory_ledger import MemoryLedger, pages_budget_bytes
+from .memory_ledger import MemoryLedger, no_others, pages_budget_bytes
 from .prefill import PrefillActor
 from .prefill_core import PrefillCore
 from .prefill_cost import ChunkCost
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.clock import Clock
     from ..runtime.config import RuntimeConfig
     from ..runtime.engine_protocol import Engine, EngineFacts
+    from ..runtime.peers import Peer
     from .cache_disk import CacheDisk
     from .executor import JobThread
 
@@ -53,8 +54,9 @@ def cast_for(
     clock: Clock,
     footprint: Callable[[], int] | None,
     disk: CacheDisk | None,
+    peer: Peer | None = None,
 ) -> Cast:
-    """The actors of one engine, knowing each other."""
+    """The actors of one engine, knowing each other and, through `peer`, what other engines of the process do."""
     memory = MemoryEnforcerActor(
         facts,
         config.memory,
@@ -63,9 +65,11 @@ def cast_for(
         clock=clock,
         footprint=footprint,
     )
-    pages_bytes = pages_budget_bytes(config.prefix_cache_bytes, memory.limits.admission_bytes, memory.base_bytes)
+    base_bytes = _own_base(facts, memory, peer)
+    line_bytes = memory.limits.admission_bytes - (0 if peer is None else peer.others_bytes())
+    pages_bytes = pages_budget_bytes(config.prefix_cache_bytes, line_bytes, base_bytes)
     store = CacheStoreCore(cache_policy(config, facts, pages_bytes), clock=clock)
-    ledgers = _ledgers(config, facts, memory, store.tree.budget_bytes)
+    ledgers = _ledgers(config, facts, memory, base_bytes, store.tree.budget_bytes, peer)
     page_tokens = config.page_tokens if store.tree.budget_bytes else 0
     keep = KeepRules(
         page_tokens,
@@ -76,11 +80,11 @@ def cast_for(
     gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
     policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
     chunks = None if facts.kv is None else ChunkMemory(facts.kv, memory.limits.slack_bytes)
-    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock, memory=chunks)
+    prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock, memory=chunks, peer=peer)
     guard = None if ledgers is None else MemoryGuard(ledgers(), _device_line(facts, memory))
     pages_of_output = 0 if facts.checkpoints else page_tokens  # a finished row's state is not at a known token
     decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=pages_of_output, clock=clock, guard=guard)
-    admission = AdmissionCore(gates, clock=clock, ledger=None if ledgers is None else ledgers())
+    admission = AdmissionCore(gates, clock=clock, ledger=None if ledgers is None else ledgers(), peer=peer)
     inbox = config.inbox
     cast = Cast(
         admission=AdmissionActor(admission, inbox=inbox, clock=clock),
@@ -113,7 +117,12 @@ def cache_policy(config: RuntimeConfig, facts: EngineFacts, budget_bytes: int) -
 
 
 def _ledgers(
-    config: RuntimeConfig, facts: EngineFacts, memory: MemoryEnforcerActor, pages_bytes: int
+    config: RuntimeConfig,
+    facts: EngineFacts,
+    memory: MemoryEnforcerActor,
+    base_bytes: int,
+    pages_bytes: int,
+    peer: Peer | None,
 ) -> Callable[[], MemoryLedger] | None:
     """Makes an actor's own ledger; None when the model's layout is not known."""
     kv = facts.kv
@@ -121,11 +130,22 @@ def _ledgers(
         return None
     return lambda: MemoryLedger(
         kv,
-        base_bytes=memory.base_bytes,
+        base_bytes=base_bytes,
         pages_bytes=pages_bytes,
         line_bytes=memory.limits.admission_bytes,
         chunk_tokens=config.prefill_chunk_tokens,
+        others=no_others if peer is None else peer.others_bytes,
     )
+
+
+def _own_base(facts: EngineFacts, memory: MemoryEnforcerActor, peer: Peer | None) -> int:
+    """What is there when none of this engine's rows are: of what other engines hold, nothing."""
+    if peer is None:
+        return memory.base_bytes
+    own_bytes = peer.own_bytes if peer.others_loaded else facts.base_bytes
+    peer.overhead_bytes = max(0, memory.base_bytes - facts.base_bytes)
+    peer.line_bytes = lambda: memory.limits.admission_bytes
+    return peer.overhead_bytes + own_bytes
 
 
 def _device_line(facts: EngineFacts, memory: MemoryEnforcerActor) -> int:

@@ -25,7 +25,7 @@ from ..runtime.kv_estimate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..runtime.request import Request
 
@@ -36,6 +36,11 @@ GUARD_STEPS = 16
 GUARD_TOKENS = 64
 """Decode looks so far ahead: to its next look, and past the steps after which a freed slot's memory is given back."""
 PAGES_SHARE = 0.25
+
+
+def no_others() -> int:
+    """What other engines claim where there are none."""
+    return 0
 
 
 class MemoryNeed(msgspec.Struct, frozen=True):
@@ -59,6 +64,7 @@ class MemoryLedger:
         pages_bytes: budget of the prefix cache.
         line_bytes: what admitted work may be planned to use, `base_bytes` included.
         chunk_tokens: largest chunk.
+        others: what other engines of the process claim.
 
     Attributes:
         pages_most_bytes: the prefix cache's whole budget.
@@ -66,13 +72,21 @@ class MemoryLedger:
     """
 
     def __init__(
-        self, layout: KVLayout, *, base_bytes: int, pages_bytes: int, line_bytes: int, chunk_tokens: int
+        self,
+        layout: KVLayout,
+        *,
+        base_bytes: int,
+        pages_bytes: int,
+        line_bytes: int,
+        chunk_tokens: int,
+        others: Callable[[], int] = no_others,
     ) -> None:
         self.layout = layout
         self.base_bytes = base_bytes
         self.pages_bytes = self.pages_most_bytes = pages_bytes
         self.line_bytes = line_bytes
         self._chunk_tokens = chunk_tokens
+        self._others = others
 
     def need(self, lengths: Sequence[int]) -> MemoryNeed:
         """What rows of these lengths will need."""
@@ -85,11 +99,11 @@ class MemoryLedger:
 
     def shortage_bytes(self, lengths: Sequence[int]) -> int:
         """What these rows lack to be at work together; at most 0 when they may be."""
-        return self.need(lengths).total_bytes - self.line_bytes
+        return self.need(lengths).total_bytes - (self.line_bytes - self._others())
 
     def chunk_room_bytes(self, lengths: Sequence[int]) -> int:
         """What is left for the transient of a chunk beside these rows."""
-        return self.line_bytes - self.need(lengths).rows_bytes
+        return self.line_bytes - self._others() - self.need(lengths).rows_bytes
 
     def row_limit(self, most: int, line_bytes: int) -> int:
         """The longest row, up to `most` tokens, that can be served alone below `line_bytes`, no prefix cached."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, assert_never
 
-from ..runtime.actor import Actor
+from ..runtime.actor import Actor, InboxFull
+from ..runtime.errors import ActorDied
 from ..runtime.messages.prefill import (
     Admitted,
     CancelRows,
@@ -21,11 +24,14 @@ from .delivery import deliver
 if TYPE_CHECKING:
     from ..runtime.actor import Ref
     from ..runtime.clock import Clock
-    from ..runtime.errors import ActorDied
     from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.messages.cache_store import CacheStoreMessage
     from ..runtime.messages.decode import DecodeMessage
     from .prefill_core import PrefillCore
+
+logger = logging.getLogger(__name__)
+
+SOONEST_S = 0.001
 
 
 class PrefillActor(Actor[PrefillMessage]):
@@ -38,6 +44,9 @@ class PrefillActor(Actor[PrefillMessage]):
     def __init__(self, core: PrefillCore, *, inbox: int, clock: Clock) -> None:
         super().__init__("prefill", inbox=inbox, clock=clock)
         self.core = core
+        self._again: asyncio.TimerHandle | None = None
+        if core.peer is not None:
+            core.peer.wake = self._look_again
 
     def handle(self, message: PrefillMessage) -> None:
         """See messages/prefill.py."""
@@ -69,6 +78,21 @@ class PrefillActor(Actor[PrefillMessage]):
         deliver(core.to_cache, self.cache_store)
         deliver(core.to_decode, self.decode)
         deliver(core.to_admission, self.admission)
+        if core.peer is not None:
+            self._come_back(core.peer.wait_s(self.clock.now()))
+
+    def _come_back(self, wait_s: float | None) -> None:
+        """Look again when the turn to run a chunk may have come."""
+        if self._again is not None:
+            self._again.cancel()
+        loop = asyncio.get_running_loop()
+        self._again = None if wait_s is None else loop.call_later(max(wait_s, SOONEST_S), self._look_again)
+
+    def _look_again(self) -> None:
+        try:
+            self.ref.tell(Tick())
+        except (ActorDied, InboxFull) as error:  # what fills the inbox has it look again as well
+            logger.debug("prefill does not look again: %s", error)
 
     def on_death(self, error: ActorDied) -> None:
         """Every row being computed ends with the error."""

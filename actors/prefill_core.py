@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..runtime.errors import TroupeError
     from ..runtime.messages.admission import AdmissionMessage
     from ..runtime.messages.prefill import ChunkDone, ChunksDone, Matched
+    from ..runtime.peers import Peer
     from ..runtime.request import Request
     from .prefill_cost import ChunkCost
     from .transients import ChunkMemory
@@ -40,6 +41,7 @@ class PrefillCore:
         keep: what is kept of prompts.
         clock: for deadlines and patience.
         memory: sizes chunks by memory as well; None does not.
+        peer: this engine among the others of the process; None when it is the only one.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class PrefillCore:
         keep: KeepRules,
         clock: Clock,
         memory: ChunkMemory | None = None,
+        peer: Peer | None = None,
     ) -> None:
         self.to_admission: list[AdmissionMessage] = []
         self.to_cache: list[CacheStoreMessage] = []
@@ -57,6 +60,7 @@ class PrefillCore:
         self.prompt_tokens = 0
         self.cost = cost
         self.memory = memory
+        self.peer = peer
         self._policy = policy
         self._keep = keep
         self._stores_full = False
@@ -139,6 +143,8 @@ class PrefillCore:
                 self._ran(prompt, chunk, outcome)
         if measured_s:
             self._chunk_s = measured_s
+        if self.peer is not None and not self._offered:
+            self.peer.end_turn(measured_s, self._policy.fair_share, self._clock.now())
         if not self._offered:
             self._overtaken = False
 
@@ -172,6 +178,8 @@ class PrefillCore:
 
     def settle(self) -> None:
         """Offer the next chunks, and answer decode's report if one came."""
+        if self.peer is not None:
+            self.peer.decoding = self._decoding
         offer = self._next_offer()
         if offer is not None:
             self.to_decode.append(offer)
@@ -187,7 +195,7 @@ class PrefillCore:
         free = [prompt for prompt in fit if prompt.offered is None]
         if self._stores_full:
             free = [prompt for prompt in free if prompt.matched is None]
-        contended = self._decoding > 0
+        contended = self._decoding > 0 or (self.peer is not None and self.peer.others_decode)
         if self._offered:
             free = self._overtakers(free)
         ordered = in_order(free, self.cost, now_s)
@@ -195,11 +203,20 @@ class PrefillCore:
         stale = [prompt for prompt, _ in chosen if prompt.matched is not None and prompt.matched < self._stores]
         for prompt in stale:
             self._ask_match(prompt)
-        if not chosen or stale:
+        if not self._has_turn(now_s, wanted=bool(chosen)) or not chosen or stale:
             return None
         self._overtaken = bool(self._offered)
         chunks = tuple([self._offer(prompt, tokens) for prompt, tokens in chosen])
         return Offer(chunks, owed_s(self._policy, self._chunk_s, contended=contended))
+
+    def _has_turn(self, now_s: float, *, wanted: bool) -> bool:
+        """Whether no other engine's decode or chunk stands against a chunk now."""
+        if self.peer is None or self._offered:
+            return True
+        if wanted:
+            return self.peer.take_turn(now_s)
+        self.peer.give_up()
+        return True
 
     def _overtakers(self, free: list[Prompt]) -> list[Prompt]:
         """Prompts so short that they should go before a long chunk which decode was offered already."""
@@ -238,7 +255,7 @@ class PrefillCore:
         if outcome.error is None and not outcome.restore_missed:
             if not chunk.restore_pages:
                 self._cost(prompt).observe(outcome.tokens, outcome.start, outcome.seconds)
-                if self.memory is not None:
+                if self.memory is not None and (self.peer is None or self.peer.undisturbed):
                     self.memory.observe(outcome.tokens, outcome.start, outcome.transient_bytes)
             self._store(prompt, chunk)
             self._take_reading(prompt, outcome)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..runtime.config import RuntimeConfig
     from ..runtime.engine_protocol import Engine, EngineFacts
     from ..runtime.messages.admission import AdmissionMessage
+    from ..runtime.peers import Peer
     from ..runtime.request import Request
     from ..runtime.tracing import Tracer
     from .cache_disk import CacheDisk
@@ -58,6 +59,7 @@ class Troupe:
         footprint: bytes of the process; psutil's when None.
         disk: the prefix cache's disk tier; None is RAM only.
         tracer: records the messages that actors handle, if there is one.
+        peer: this engine among the others of its process; None when there are no others.
 
     Attributes:
         cast: the actors.
@@ -79,11 +81,12 @@ class Troupe:
         footprint: Callable[[], int] | None = None,
         disk: CacheDisk | None = None,
         tracer: Tracer | None = None,
+        peer: Peer | None = None,
     ) -> None:
         clock = clock or MonotonicClock()
         self.failure: TroupeError | None = None
         self.ended = anyio.Event()
-        self.cast = cast_for(config, facts, engine, thread, clock, footprint, disk)
+        self.cast = cast_for(config, facts, engine, thread, clock, footprint, disk, peer)
         for actor in self.cast:
             actor.tracer = tracer
         self._on_failure = on_failure

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .loading import LoadedEngine
     from .models.progress import Report
     from .output import Prepared
+    from .peers import Peer
     from .text import TextService
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class Runtime:
     Args:
         config: settings; keyword arguments override its fields (`Runtime(model="demo", max_rows=8)`).
         clock: for tests.
-        progress: hears of downloads and conversions.
+        progress: hears of downloads and conversions, and of weights that are loaded.
+        peer: this engine among the others of the process, if it belongs to a pool.
     """
 
     def __init__(
@@ -102,13 +104,14 @@ class Runtime:
         *,
         clock: Clock | None = None,
         progress: Report | None = None,
+        peer: Peer | None = None,
         **settings: object,
     ) -> None:
         self.config = msgspec.structs.replace(config or RuntimeConfig(), **settings)
         self._clock: Clock = clock or MonotonicClock()
         self.tracer = open_tracer(self.config.trace)
         self._supervisor = Supervisor(
-            self.config, self._clock, progress=progress, on_failure=self._fail, tracer=self.tracer
+            self.config, self._clock, progress=progress, on_failure=self._fail, tracer=self.tracer, peer=peer
         )
         self._group: TaskGroup | None = None
         self._metrics: RuntimeMetrics | None = None

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from .models.loader import LoadedModel
     from .models.progress import Report
     from .models.spec import ModelSpec
+    from .peers import Peer
     from .tracing import Tracer
 
 T = TypeVar("T")
+REST_SHARE = 0.3
+LONGEST_REST_S = 0.2
 DEFAULT_CONTEXT_TOKENS = 8192
 """For models that name no limit."""
 
@@ -87,14 +90,21 @@ async def load_engine(
     *,
     progress: Report | None = None,
     tracer: Tracer | None = None,
+    peer: Peer | None = None,
 ) -> LoadedEngine:
     """Find, load and measure the model of `config`. A `tracer` records what its threads will do.
+
+    With a `peer`, room is made before anything is loaded, and the other engines that decode go before.
 
     Raises:
         ModelError: it cannot be found, is unsafe or unsupported; the text says what to do.
     """
     spec = await anyio.to_thread.run_sync(lambda: _resolve(config, progress), abandon_on_cancel=True)
-    loaded, engine, facts = await on_thread(thread, lambda: _build(spec, config, clock, tracer))
+    if peer is not None:
+        await peer.make_room(await anyio.to_thread.run_sync(_expected_bytes, spec))
+    loaded, engine, facts = await on_thread(thread, lambda: _build(spec, config, clock, tracer, progress, peer))
+    if peer is not None:
+        peer.own_bytes = loaded.weight_bytes
     text = await anyio.to_thread.run_sync(lambda: _text_service(spec, config, loaded.vocab_size, tracer))
     info = ModelInfo(
         name=config.served_name or spec.served_name,
@@ -160,12 +170,17 @@ def _pooling(spec: ModelSpec, config: RuntimeConfig) -> Pooling:
 
 
 def _build(
-    spec: ModelSpec, config: RuntimeConfig, clock: Clock, tracer: Tracer | None
+    spec: ModelSpec,
+    config: RuntimeConfig,
+    clock: Clock,
+    tracer: Tracer | None,
+    progress: Report | None,
+    peer: Peer | None,
 ) -> tuple[LoadedModel, Engine, EngineFacts]:
     from .engine.build import build_engine
     from .models.loader import load
 
-    loaded = load(spec)
+    loaded = load(spec, evaluated=_paced(spec, progress, clock, peer))
     context = loaded.context_length or DEFAULT_CONTEXT_TOKENS
     if config.max_context_tokens is not None:
         context = min(context, config.max_context_tokens)
@@ -177,8 +192,35 @@ def _build(
         context_length=context,
         xtc_special=tuple(sorted(loaded.eos_ids | _newline_ids(loaded.tokenizer))),
         tracer=tracer,
+        limit=None if peer is None else peer.limit,
     )
     return loaded, engine, engine.facts
+
+
+def _paced(spec: ModelSpec, progress: Report | None, clock: Clock, peer: Peer | None) -> Callable[[int, int], None]:
+    """Called after each piece of the weights, with bytes done and in all: tells of it, and lets engines that decode
+    have the machine for a share of the piece's time."""
+    from .models.progress import Progress
+
+    stage = f"load {spec.served_name}"
+    began_s = clock.now()
+
+    def evaluated(done: int, total: int) -> None:
+        nonlocal began_s
+        if progress is not None:
+            progress(Progress(stage, done, total))
+        if peer is not None and peer.others_decode:
+            time.sleep(min(LONGEST_REST_S, REST_SHARE * (clock.now() - began_s)))
+        began_s = clock.now()
+
+    return evaluated
+
+
+def _expected_bytes(spec: ModelSpec) -> int:
+    """About what the weights will take."""
+    from .models.weights import resident_bytes
+
+    return resident_bytes(spec)
 
 
 def _newline_ids(tokenizer: object) -> frozenset[int]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .errors import TroupeError
     from .loading import LoadedEngine
     from .models.progress import Report
+    from .peers import Peer
     from .tracing import Tracer
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Supervisor:
         progress: hears of downloads and conversions.
         on_failure: called with the error when the troupe has ended by itself.
         tracer: records what happens, if there is one.
+        peer: this engine among the others of the process, if there are any.
 
     Attributes:
         loaded: the engine; None while there is none.
@@ -71,6 +73,7 @@ class Supervisor:
         progress: Report | None,
         on_failure: Callable[[TroupeError], None],
         tracer: Tracer | None = None,
+        peer: Peer | None = None,
     ) -> None:
         self.loaded: LoadedEngine | None = None
         self.troupe: Troupe | None = None
@@ -83,6 +86,7 @@ class Supervisor:
         self._progress = progress
         self._on_failure = on_failure
         self._tracer = tracer
+        self._peer = peer
         self._stack = AsyncExitStack()
         self._thread: MlxThread | None = None
         self._disk: ThreadedDisk | None = None
@@ -95,7 +99,9 @@ class Supervisor:
         self._thread = thread
         self._stack.push_async_callback(_stop_thread, thread)
         try:
-            loaded = await load_engine(self._config, self._clock, thread, progress=self._progress, tracer=self._tracer)
+            loaded = await load_engine(
+                self._config, self._clock, thread, progress=self._progress, tracer=self._tracer, peer=self._peer
+            )
         except BaseException:
             await self.free()
             raise
@@ -118,6 +124,8 @@ class Supervisor:
         self.troupe = self.loaded = self._disk = None
         with anyio.CancelScope(shield=True):
             await self._stack.aclose()
+        if self._peer is not None:
+            self._peer.claim_bytes = 0
 
     def _open_disk(self, loaded: LoadedEngine) -> ThreadedDisk | None:
         """The prefix cache's disk, if it may have one; its thread ends after the troupe."""
@@ -151,6 +159,7 @@ class Supervisor:
             on_failure=self._on_failure,
             disk=self._disk,
             tracer=self._tracer,
+            peer=self._peer,
         )
         thread.on_death = troupe.thread_died
         try:
@@ -161,6 +170,8 @@ class Supervisor:
                 await self._watch(troupe)
         finally:
             self.troupe = None
+            if self._peer is not None:
+                self._peer.rest()
         self.trouble = str(troupe.failure)
         self._budget.failed()
 

@@ -25,6 +25,7 @@ from .traced import make_engine
 if TYPE_CHECKING:
     from ..clock import Clock
     from ..config import RuntimeConfig
+    from ..peers import SharedLimit
     from ..tracing import Tracer
     from .engine import MlxEngine
 
@@ -42,6 +43,7 @@ def build_engine(
     context_length: int,
     xtc_special: tuple[int, ...] = (),
     tracer: Tracer | None = None,
+    limit: SharedLimit | None = None,
 ) -> MlxEngine:
     """Measure the model and make its engine. Runs a few short forwards.
 
@@ -51,6 +53,7 @@ def build_engine(
         context_length: most tokens of one row.
         xtc_special: ids that XTC never drops.
         tracer: records every step, if there is one.
+        limit: MLX's memory limit, if other engines of the process set it as well.
     """
     if backend() == "cpu":
         lighten(model)
@@ -94,6 +97,7 @@ def build_engine(
         page_form=None if facts.cache_reason else form_of(tried.cut(0, 1)),
         shapes=layout.shapes if layout.together else None,
         reader=reader,
+        limit=limit,
     )
 
 

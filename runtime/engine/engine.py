@@ -28,6 +28,7 @@ from ..grammar.masks import MaskFiller
 from ..messages.decode import ChunksResult, RowsFailed
 from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
+from ..peers import SharedLimit
 from ..request import PLACEHOLDER
 from .chunks import ChunkRunner
 from .device import empty_pool, pool_bytes
@@ -71,6 +72,7 @@ class MlxEngine:
         page_form: what pages from disk must look like; None takes any.
         shapes: of the layers, when short prompts may be computed together (see `kv.together`).
         reader: reads log-probabilities and vectors off prompts; made here when None.
+        limit: MLX's memory limit, shared with other engines of the process; its own when None.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class MlxEngine:
         page_form: PageForm | None = None,
         shapes: list[LayerShape] | None = None,
         reader: PromptReader | None = None,
+        limit: SharedLimit | None = None,
     ) -> None:
         self.facts = facts
         self._model = model
@@ -102,7 +105,7 @@ class MlxEngine:
         self.shelf = PageShelf(page_tokens, page_form)
         self._chunks = ChunkRunner(model, shapes, self.shelf, clock, reader or PromptReader(model, facts.vocab_size))
         self._staged = self._chunks.staged
-        self._old_limit_bytes: int | None = None
+        self._limit = limit or SharedLimit()
         self._steps_to_trim: int | None = None
 
     # --- one plan -----------------------------------------------------------------------------------------------
@@ -393,9 +396,7 @@ class MlxEngine:
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """See `Engine.set_memory_limit`."""
-        old = mx.set_memory_limit(limit_bytes)
-        if self._old_limit_bytes is None:
-            self._old_limit_bytes = old
+        self._limit.hold(self, mx.set_memory_limit, limit_bytes)
 
     def _trim_pool(self) -> None:
         """Some steps after the last row left, give back a pool that has grown large; never at once, never per token."""
@@ -415,8 +416,7 @@ class MlxEngine:
         self._flight = None
         del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._chunks
         empty_pool()
-        if self._old_limit_bytes is not None:
-            mx.set_memory_limit(self._old_limit_bytes)
+        self._limit.let_go(self, mx.set_memory_limit)
 
 
 def _text(error: BaseException) -> str:

@@ -12,9 +12,11 @@ from .gguf_convert import read_manifest
 from .machine import is_linux_cpu
 from .quantise import quantise
 from .safety import check_folder, read_json
+from .weights import evaluate, ignore
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
+    from .weights import Evaluated
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +61,16 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
 
 
-def load(spec: ModelSpec, tokenizer: Any = None) -> LoadedModel:
+def load(spec: ModelSpec, tokenizer: Any = None, *, evaluated: Evaluated = ignore) -> LoadedModel:
     """Load the weights of `spec` into memory, and its tokenizer unless it is given.
+
+    `evaluated` hears of each piece of the weights, with bytes done and in all.
 
     Raises `ModelError`: `UnsafeModel`, `UnsupportedModel`, or `InvalidModel` when the weights do not fit the
     configuration.
     """
     check_folder(spec.path)
-    model, config = _load_weights(spec)
+    model, config = _load_weights(spec, evaluated)
     if tokenizer is None:
         tokenizer = load_tokenizer(spec)
     vocabulary = _embedding_rows(model, config)
@@ -97,8 +101,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
         ) from error
 
 
-def _load_weights(spec: ModelSpec) -> tuple[Any, dict[str, Any]]:
-    import mlx.core as mx
+def _load_weights(spec: ModelSpec, evaluated: Evaluated) -> tuple[Any, dict[str, Any]]:
     from mlx_lm.utils import load_model
 
     try:
@@ -108,7 +111,7 @@ def _load_weights(spec: ModelSpec) -> tuple[Any, dict[str, Any]]:
         if spec.quantize is not None:
             _warn_of_second_rounding(spec)
             config = quantise(model, config, spec.quantize)
-        mx.eval(model.parameters())
+        evaluate(_parameters(model), evaluated)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
         raise InvalidModel(
             f"The weights in {spec.path} do not fit its config.json: {error}. Download the model again, or "

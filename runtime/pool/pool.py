@@ -20,6 +20,7 @@ import anyio
 from ..clock import MonotonicClock
 from ..directory import DirectoryStatus, ModelStatus
 from ..errors import NotReady, RequestCancelled, TroupeError, UnknownModel
+from ..peers import Peers
 from ..service import Readiness
 from .choice import expired, least_used
 from .exposition import merged, pool_metrics
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..config import RuntimeConfig
     from ..directory import ModelEntry
     from ..models.progress import Report
+    from ..peers import Peer
     from ..service import Service
     from .settings import PooledModel
 
@@ -91,7 +93,7 @@ class ModelPool:
         models: Sequence[PooledModel],
         settings: PoolSettings | None = None,
         *,
-        open_service: Callable[[RuntimeConfig, Report], LoadingService] | None = None,
+        open_service: Callable[[RuntimeConfig, Report, Peer], LoadingService] | None = None,
         clock: Clock | None = None,
         tick_s: float | None = TICK_S,
     ) -> None:
@@ -101,7 +103,8 @@ class ModelPool:
         self._open = open_service or _open_runtime
         self._clock: Clock = clock or MonotonicClock()
         self._tick_s = tick_s
-        self._slots = [Slot(model) for model in models]
+        self._peers = Peers(self)
+        self._slots = [Slot(model, self._peers.join(model.name)) for model in models]
         self._names = {name: self._slots[place] for name, place in look_up(models).items()}
         self._group: TaskGroup | None = None
         self._ticks: anyio.CancelScope | None = None
@@ -250,7 +253,7 @@ class ModelPool:
             assert slot.scope is not None
             with slot.scope:
                 await self._make_place(slot)
-                async with self._open(slot.model.config, slot.report) as service:
+                async with self._open(slot.model.config, slot.report, slot.peer) as service:
                     slot.loaded(service, self._clock.now())
                     self._loads += 1
                     logger.info("%s is loaded after %.1f s", slot.name, slot.used_s - began_s)
@@ -283,10 +286,42 @@ class ModelPool:
         while most is not None and (excess := sum(other.holds for other in self._slots) + 1 - most) > 0:
             if excess > sum(other.state == "unloading" for other in self._slots) and self._evict(slot):
                 continue
-            await self._freed.wait()
-            if not slot.users and not slot.model.pin:
-                raise _Unwanted
+            await self._wait_for_place(slot)
         slot.holds = True
+
+    async def _wait_for_place(self, slot: Slot) -> None:
+        await self._freed.wait()
+        if not slot.users and not slot.model.pin:
+            raise _Unwanted
+
+    async def make_room(self, peer: Peer, size_bytes: int) -> None:
+        """See `Landlord.make_room`; alone, a model is loaded however large it is."""
+        slot = self._slot_of(peer)
+        while (spare_bytes := self._peers.spare_bytes(peer)) is not None and spare_bytes < size_bytes:
+            others = [other for other in self._slots if other.holds and other is not slot]
+            if not others:
+                return
+            if spare_bytes + self._leaving_bytes() < size_bytes and self._evict(slot):
+                continue
+            if all(other.model.pin for other in others):
+                raise NotReady(
+                    f"it needs about {size_bytes >> 20} MiB of memory, and pinned models leave "
+                    f"{max(0, spare_bytes) >> 20} MiB: raise the limit, or unpin one",
+                    code="memory_limit_exceeded",
+                )
+            await self._wait_for_place(slot)
+
+    def evict_for(self, peer: Peer, size_bytes: int) -> bool:
+        """See `Landlord.evict_for`."""
+        if self._leaving_bytes() < size_bytes:
+            self._evict(self._slot_of(peer))
+        return self._leaving_bytes() > 0
+
+    def _leaving_bytes(self) -> int:
+        return sum(slot.peer.claim_bytes for slot in self._slots if slot.state == "unloading")
+
+    def _slot_of(self, peer: Peer) -> Slot:
+        return next(slot for slot in self._slots if slot.peer is peer)
 
     def _evict(self, slot: Slot) -> bool:
         """Begin to unload the model used longest ago; False when all are in use."""
@@ -367,7 +402,7 @@ def _is_noteworthy(entry: ModelEntry) -> bool:
     return bool(entry.detail) or entry.state in ("loading", "failed")
 
 
-def _open_runtime(config: RuntimeConfig, progress: Report) -> LoadingService:
+def _open_runtime(config: RuntimeConfig, progress: Report, peer: Peer) -> LoadingService:
     from ..facade import Runtime
 
-    return Runtime(config, progress=progress)
+    return Runtime(config, progress=progress, peer=peer)

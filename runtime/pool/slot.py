@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..directory import ModelState
     from ..generation import ModelInfo
     from ..models.progress import Progress
+    from ..peers import Peer
     from ..service import Service
     from .settings import PooledModel
 
@@ -28,6 +29,7 @@ class Slot:
 
     Attributes:
         model: its settings.
+        peer: its engine among the others.
         state: see `ModelEntry`.
         service: what serves it; None unless "ready".
         info: what it is, once it has been loaded.
@@ -41,8 +43,9 @@ class Slot:
         scope: of the task that loads and keeps it; None before the first load.
     """
 
-    def __init__(self, model: PooledModel) -> None:
+    def __init__(self, model: PooledModel, peer: Peer) -> None:
         self.model = model
+        self.peer = peer
         self.state: ModelState = "idle"
         self.service: Service | None = None
         self.info: ModelInfo | None = None

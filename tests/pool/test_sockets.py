@@ -247,3 +247,20 @@ async def test_a_busy_model_is_never_unloaded(folders):
             await asyncio.sleep(0.05)
         assert await user.state("two") == "ready"
         assert await user.state("one") == "idle"
+
+
+async def test_models_make_room_for_each_other_in_memory(folders, monkeypatch):
+    """Each model is taken for one as large as all that may be used: two are never loaded at once."""
+    from mlx_troupe.runtime.models import weights
+
+    monkeypatch.setattr(weights, "resident_bytes", lambda spec: 1 << 60)
+    async with serving(*(pooled(folders[name], name) for name in ("one", "two"))) as user:
+        assert (await user.text("one"))[0] == 200
+        for name in ("two", "one", "two"):
+            status, _ = await user.text(name)
+            assert status == 200
+            assert [entry.name for entry in user.pool.entries() if entry.state == "ready"] == [name]
+        async with await user.post("one", stream=True, tokens=300) as long:
+            waiting = asyncio.ensure_future(user.text("two"))
+            assert b"[DONE]" in await long.content.read()
+        assert (await waiting)[0] == 200

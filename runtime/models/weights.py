@@ -38,8 +38,9 @@ def evaluate(parameters: Iterable[tuple[str, Any]], evaluated: Evaluated) -> Non
             piece = []
             done += size
             evaluated(done, total)
-    mx.eval(piece)
-    evaluated(total, total)
+    if piece:
+        mx.eval(piece)
+        evaluated(total, total)
 
 
 def resident_bytes(spec: ModelSpec) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import msgspec
 
-from ..errors import EngineFailed, TroupeError
+from ..errors import EngineFailed
 from .host import EngineHost
 from .link import Link
 from .to_engine import Hello, Stop, ToEngine, wire_version
@@ -123,8 +123,7 @@ class EngineProcess:
                     await self._load_and_serve(runtime)
             except Exception as error:
                 logger.debug("the runtime ended by an error", exc_info=True)
-                failure = error if isinstance(error, TroupeError) else EngineFailed(f"{type(error).__name__}: {error}")
-                self._link.send(LoadFailed(Failure.of(failure)))
+                self._link.send(LoadFailed(Failure.of(error)))
             pulse.cancel()
             self._host.close()
 

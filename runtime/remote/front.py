@@ -21,7 +21,7 @@ import msgspec
 
 from ..answer import completion_of
 from ..clock import MonotonicClock
-from ..errors import NotReady, TroupeError
+from ..errors import EngineFailed, NotReady, TroupeError
 from ..generation import Embeddings
 from ..request_stream import RequestStream
 from ..restarts import RestartBudget
@@ -123,7 +123,7 @@ class RemoteRuntime:
             began_s = loop.time()
             await loop.create_unix_connection(lambda: session.link, sock=self._engine.connection)
             self._session = session
-            session.greet(Hello(wire_version(), self.config))
+            _greet(session, self.config)
             await session.loaded
             self._load_s = loop.time() - began_s
         except BaseException:
@@ -265,7 +265,7 @@ class RemoteRuntime:
         if self._draining:
             return Readiness(ready=False, reason="draining")
         session = self._session
-        if session is None or not session.loaded.done():
+        if session is None or not (session.loaded.done() or session.readiness.ready):
             if self._trouble is None:
                 return Readiness(ready=False, reason="loading")
             return Readiness(ready=False, reason="restarting", detail=self._trouble)
@@ -309,6 +309,13 @@ class RemoteRuntime:
                 retry_after_s=max(1.0, math.ceil(self._load_s)),
             )
         return session
+
+
+def _greet(session: Session, config: RuntimeConfig) -> None:
+    try:
+        session.greet(Hello(wire_version(), config))
+    except UnicodeEncodeError:
+        raise EngineFailed("a setting is not UTF-8, a path perhaps: set --api-process off, or rename it") from None
 
 
 _NOTHING = Statistics(running=0, prefilling=0, waiting=0, steps=0, prompt_tokens=0, completion_tokens=0, finished={})

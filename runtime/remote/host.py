@@ -114,8 +114,12 @@ class EngineHost:
             reply = Refused(message.number, Failure.of(error))
         except Exception as error:
             logger.exception("a call failed")
-            reply = Refused(message.number, Failure("", "internal_error", f"{type(error).__name__}: {error}"))
-        self._link.send(reply)
+            reply = Refused(message.number, Failure.of(error))
+        try:
+            self._link.send(reply)
+        except Exception as error:
+            logger.exception("an answer cannot be sent")
+            self._link.send(Refused(message.number, Failure.of(error)))
 
     async def _reply(self, message: Call) -> Accepted | Answer:
         service = self._find(message.model)
@@ -181,7 +185,7 @@ class EngineHost:
 
     def _broken(self, number: int, error: Exception) -> None:
         self._close(number)
-        self._link.send(Refused(number, Failure("", "internal_error", f"the output cannot be sent: {error}")))
+        self._link.send(Refused(number, Failure.of(error)))
 
     # --- readiness ------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,12 @@ class Link(asyncio.Protocol, Generic[Heard]):
         if transport is None or transport.is_closing():
             self._unsent.clear()
             return
-        gathered = self._gather() if self._gather is not None and not self._paused else []
+        try:
+            gathered = self._gather() if self._gather is not None and not self._paused else []
+        except Exception:
+            logger.exception("what waits cannot be gathered; the connection is given up")
+            self.abort("what waits could not be gathered")
+            return
         frames, self._unsent = self._unsent + gathered, []
         if frames:
             transport.write(frames[0] if len(frames) == 1 else b"".join(frames))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -146,7 +147,8 @@ class Session:
 
     def cancel(self, request_id: str) -> None:
         """See `Service.cancel`."""
-        self.link.send(Cancel(request_id))
+        with contextlib.suppress(UnicodeEncodeError):  # no id of a request
+            self.link.send(Cancel(request_id))
 
     def stop(self, error: TroupeError) -> None:
         """Have the engine process end everything; what it does not end itself ends with `error`."""

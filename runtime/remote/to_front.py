@@ -35,10 +35,12 @@ class Failure(msgspec.Struct, frozen=True):
     retry_after_s: float = 1.0
 
     @classmethod
-    def of(cls, error: errors.TroupeError) -> Failure:
-        """What is known of an error."""
+    def of(cls, error: Exception) -> Failure:
+        """What is known of an error; one that is not for callers is an internal one."""
+        if not isinstance(error, errors.TroupeError):
+            return cls("", errors.TroupeError.code, _sendable(f"{type(error).__name__}: {error}"))
         retry_after_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 1.0
-        return cls(type(error).__name__, error.code, error.message, error.param, retry_after_s)
+        return cls(type(error).__name__, error.code, _sendable(error.message), error.param, retry_after_s)
 
     def error(self) -> errors.TroupeError:
         """The error again; of a kind that is not known here, a plain TroupeError with the same code."""
@@ -46,6 +48,11 @@ class Failure(msgspec.Struct, frozen=True):
         if later is not None:
             return later(self.message, retry_after_s=self.retry_after_s, code=self.code)
         return KINDS.get(self.kind, errors.TroupeError)(self.message, param=self.param, code=self.code)
+
+
+def _sendable(text: str) -> str:
+    """Text that quotes half a surrogate pair, without it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):

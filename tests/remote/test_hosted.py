@@ -215,6 +215,54 @@ async def test_what_cannot_be_sent_is_refused_and_harms_nobody(model) -> None:
             assert await source.take()
 
 
+async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_call_alone(model, monkeypatch) -> None:
+    async with served("remote", Runtime(model=model)) as (service, runtime), service.stream(ENDLESS) as source:
+
+        async def broken(*_: object, **__: object) -> str:
+            return "half a pair \ud800"
+
+        async def refused(*_: object) -> int:
+            raise InvalidRequest("what you sent, \ud800, is no text")
+
+        monkeypatch.setattr(runtime, "detokenize", broken)
+
+        async def long(*_: object, **__: object) -> list[int]:
+            return list(range(100_000))
+
+        monkeypatch.setattr(runtime, "tokenize", long)
+        monkeypatch.setattr(runtime, "count_tokens", refused)
+        monkeypatch.setattr(host_of(service)._link, "_limit_bytes", 1 << 16)
+        for call in (service.detokenize([20]), service.tokenize("a")):
+            with pytest.raises(TroupeError) as caught:
+                await call
+            assert caught.value.code == "internal_error"
+        with pytest.raises(InvalidRequest, match=r"what you sent, \?, is no text"):
+            await service.count_tokens(ENDLESS)
+        service.cancel("\ud800")
+        assert await source.take()
+
+
+async def test_a_fault_while_events_are_gathered_ends_the_connection_not_the_streams_alone(model, monkeypatch) -> None:
+    """Its events are lost, so nobody may wait for them."""
+    async with served("remote", Runtime(model=model, restart_limit=0)) as (service, _):
+        async with service.stream(ENDLESS) as source:
+            await source.take()
+
+            def broken() -> None:
+                raise ArithmeticError("no")
+
+            monkeypatch.setattr(host_of(service)._outbox, "gather", broken)
+            monkeypatch.setattr(service._engine.process._host, "gather", broken)
+            events = [event async for event in source]
+        assert isinstance(events[-1], Failed)
+        assert events[-1].code == "actor_died"
+
+
+async def test_a_path_that_is_no_text_is_refused_with_advice(model) -> None:
+    with pytest.raises(TroupeError, match="--api-process off"):
+        await served("remote", Runtime(model=model + "\udcff")).__aenter__()
+
+
 async def test_a_second_greeting_or_number_ends_the_connection(model) -> None:
     for message in (Hello(wire_version(), Runtime(model=model).config), Open(7, ENDLESS)):
         async with served("remote", Runtime(model=model, restart_limit=0)) as (service, _):

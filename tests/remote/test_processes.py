@@ -84,6 +84,19 @@ class Server:
             await asyncio.wait_for(begun.acquire(), PATIENCE_S)
         return tasks
 
+    async def running(self) -> int:
+        async with self.session.get(f"{self.url}/v1/troupe/status") as answer:
+            statistics = (await answer.json())["statistics"]
+            return statistics["running"] + statistics["prefilling"] + statistics["waiting"]
+
+    async def storm(self, clients: int) -> None:
+        """So many streams, all of which are left, some before their first byte."""
+        tasks = [asyncio.create_task(self.stream()) for _ in range(clients)]
+        for number, task in enumerate(tasks):
+            await asyncio.sleep(0.002 * (number % 7))
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def exit_code(self) -> int:
         return await asyncio.wait_for(self.process.wait(), PATIENCE_S)
 
@@ -155,6 +168,10 @@ async def test_kills_of_the_engine_are_survived_and_those_of_the_front_leave_no_
         await server.until_ready()
         second = await server.engine()
         assert second.pid != first.pid
+        await server.storm(80)
+        async with asyncio.timeout(PATIENCE_S):
+            while await server.running():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
         assert await server.stream(max_tokens=5) == "length"
         tasks = await server.streams(2)
         server.process.kill()

@@ -117,7 +117,7 @@ def _model(options: argparse.Namespace, scratch: Path) -> Path:
         return Path(str(options.model)).resolve()
     folder = scratch / str(options.shape)
     dtype = "float32" if options.shape == "tiny" else "bfloat16"
-    command = [sys.executable, "-m", "benchmarks.random_model", str(folder), "--shape", options.shape]
+    command = [sys.executable, "-m", f"{__package__}.random_model", str(folder), "--shape", options.shape]
     subprocess.run([*command, "--dtype", dtype, "--vocab", str(options.vocab)], check=True, stdout=subprocess.DEVNULL)
     return folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import TroupeError
@@ -12,6 +11,7 @@ from ..flags import add_model, add_settings
 from ..keys import load_keys
 from ..options import SettingsError
 from ..runtime_access import open_pool
+from ..processors import processors
 from ..terminal import note, progress_bar
 from ..tracing import NO_TRACING, Tracing, tracing_to_collector
 from .common import FAILURE, INTERRUPTED, OK, Invocation
@@ -91,11 +91,6 @@ def is_apart(server: ServerSettings, runtime: RuntimeConfig, cores: int) -> bool
     if server.api_process == "auto":
         return cores >= APART_FROM_CORES and not runtime.trace
     return server.api_process == "on"
-
-
-def processors() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def require_keys(settings: ServerSettings, keys: ApiKeys) -> None:

@@ -10,8 +10,8 @@ from ..event_loop import loop_factory
 from ..flags import add_model, add_settings
 from ..keys import load_keys
 from ..options import SettingsError
-from ..runtime_access import open_pool
 from ..processors import processors
+from ..runtime_access import open_pool
 from ..terminal import note, progress_bar
 from ..tracing import NO_TRACING, Tracing, tracing_to_collector
 from .common import FAILURE, INTERRUPTED, OK, Invocation

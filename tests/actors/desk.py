@@ -16,6 +16,7 @@ from mlx_troupe.runtime.request import Request, State
 
 if TYPE_CHECKING:
     from mlx_troupe.runtime.messages.executor import Chunk
+    from mlx_troupe.runtime.peers import Peer
 
 PAGE = 4
 
@@ -23,10 +24,12 @@ PAGE = 4
 class Desk:
     """A prefill core, and shorthands for what its neighbours say."""
 
-    def __init__(self, *, page_tokens: int = PAGE, chunk_tokens: int = 8, token_s: float = 1e-3) -> None:
+    def __init__(
+        self, *, page_tokens: int = PAGE, chunk_tokens: int = 8, token_s: float = 1e-3, peer: Peer | None = None
+    ) -> None:
         self.clock = ManualClock()
         policy = PrefillPolicy(chunk_tokens=chunk_tokens)
-        self.core = PrefillCore(policy, ChunkCost(token_s), keep=KeepRules(page_tokens), clock=self.clock)
+        self.core = PrefillCore(policy, ChunkCost(token_s), keep=KeepRules(page_tokens), clock=self.clock, peer=peer)
 
     def admit(self, *rows: Request) -> None:
         for row in rows:

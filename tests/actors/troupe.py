@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mlx_troupe.actors.cache_disk import CacheDisk
     from mlx_troupe.runtime.errors import TroupeError
+    from mlx_troupe.runtime.peers import Peer
     from mlx_troupe.runtime.request import Request
     from tests.actors.device import Device
 
@@ -42,6 +43,7 @@ class Stage:
         footprint: int = 0,
         device: Device | None = None,
         disk: CacheDisk | None = None,
+        peer: Peer | None = None,
         **config: Any,
     ) -> None:
         self.clock: Clock = clock or ManualClock()
@@ -76,6 +78,7 @@ class Stage:
             tick_s=None,
             footprint=lambda: footprint,
             disk=disk,
+            peer=peer,
         )
         self.rows: list[Request] = []
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def command(log_level: str, log_format: str, event_loop: str) -> list[str]:
-    """What starts it, but for the descriptor."""
-    return [sys.executable, "-m", __spec__.name, log_level, log_format, event_loop]
+    """What starts it, but for the descriptor. Modules that lie in the working folder are none of ours (-P)."""
+    return [sys.executable, "-P", "-m", __spec__.name, log_level, log_format, event_loop]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -102,13 +102,13 @@ class Server:
 
 
 @asynccontextmanager
-async def started(model: Path, *flags: str) -> AsyncIterator[Server]:
+async def started(model: Path, *flags: str, cwd: Path = ROOT) -> AsyncIterator[Server]:
     """Listens, and perhaps loads still. Neither process and no socket may be left."""
     before = sockets()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mlx_troupe.api.cli", "serve", str(model), "--port", "0", "--api-process", "on"),
+        *(sys.executable, "-P", "-m", "mlx_troupe.api.cli", "serve", str(model), "--port", "0", "--api-process", "on"),
         *flags,
-        cwd=ROOT,
+        cwd=cwd,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -204,7 +204,8 @@ async def test_an_engine_killed_while_it_loads_is_a_failure_of_the_command(model
 
 
 async def test_what_cannot_be_loaded_says_so_as_in_one_process(tmp_path) -> None:
-    async with started(tmp_path / "none") as server:
+    (tmp_path / "asyncio.py").write_text("raise SystemError('a module of the working folder was run')")
+    async with started(tmp_path / "none", cwd=tmp_path) as server:
         assert await server.exit_code() == 1
         assert server.process.stderr is not None
         said = await server.process.stderr.read()

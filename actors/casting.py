@@ -79,9 +79,9 @@ def cast_for(
     )
     gates = AdmissionPolicy(config.max_rows, config.max_queue, config.queue_timeout_s)
     policy = PrefillPolicy(config.prefill_chunk_tokens, config.stall_target_s, config.fair_share)
-    chunks = None if facts.kv is None else ChunkMemory(facts.kv, memory.limits.slack_bytes)
+    chunks = _chunk_memory(facts, memory)
     prefill = PrefillCore(policy, ChunkCost(facts.prefill_token_s), keep=keep, clock=clock, memory=chunks, peer=peer)
-    guard = None if ledgers is None else MemoryGuard(ledgers(), _device_line(facts, memory))
+    guard = None if ledgers is None else MemoryGuard(ledgers(), memory.on_device(memory.limits.preempt_bytes))
     pages_of_output = 0 if facts.checkpoints else page_tokens  # a finished row's state is not at a known token
     decode = DecodeCore(overlap=facts.overlap != "off", page_tokens=pages_of_output, clock=clock, guard=guard)
     admission = AdmissionCore(gates, clock=clock, ledger=None if ledgers is None else ledgers(), peer=peer)
@@ -148,9 +148,16 @@ def _own_base(facts: EngineFacts, memory: MemoryEnforcerActor, peer: Peer | None
     return peer.overhead_bytes + own_bytes
 
 
-def _device_line(facts: EngineFacts, memory: MemoryEnforcerActor) -> int:
-    """Where decode puts rows back, in bytes that MLX counts: what else the process holds is not among them."""
-    return memory.limits.preempt_bytes - (memory.base_bytes - facts.base_bytes)
+def _chunk_memory(facts: EngineFacts, memory: MemoryEnforcerActor) -> ChunkMemory | None:
+    if facts.kv is None:
+        return None
+    limits = memory.limits
+    return ChunkMemory(
+        facts.kv,
+        limits.slack_bytes,
+        line_bytes=memory.on_device(limits.admission_bytes),
+        abort_bytes=memory.on_device(limits.abort_bytes),
+    )
 
 
 def _connect(cast: Cast) -> None:
@@ -163,4 +170,4 @@ def _connect(cast: Cast) -> None:
     executor.decode, executor.cache_store, executor.memory_enforcer = decode.ref, cache_store.ref, memory.ref
     cache_store.admission, cache_store.prefill, cache_store.executor = admission.ref, prefill.ref, executor.ref
     memory.admission, memory.cache_store = admission.ref, cache_store.ref
-    memory.decode, memory.executor = decode.ref, executor.ref
+    memory.prefill, memory.decode, memory.executor = prefill.ref, decode.ref, executor.ref

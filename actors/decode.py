@@ -63,7 +63,7 @@ class DecodeActor(Actor[DecodeMessage]):
             case CancelRunning():
                 core.cancel(message.rows, timeout=message.timeout)
             case Preempt():
-                core.preempt(message.reason)
+                core.preempt(message.reason, last=message.last)
             case Withdraw():
                 core.withdraw(message.rows)
             case ExecutorDied():

@@ -68,21 +68,19 @@ class ChunkDesk:
         self._discards.clear()
         return discards
 
-    def take_due(self, *, decoding: bool, steps_ahead: int) -> tuple[Chunk, ...]:
-        """The offered chunks, if the plan being built may run them.
+    def take_due(self, *, decoding: bool, steps_ahead: int) -> Offer | None:
+        """The offer, if the plan being built may run its chunks.
 
         Args:
             decoding: whether the plan has rows that decode.
             steps_ahead: decode steps that end before the chunks begin and are not measured yet.
         """
         offer = self._offer
-        if offer is None:
-            return ()
-        if decoding and self._decoded_s + steps_ahead * self._step_s < offer.after_decode_s:
-            return ()
+        if offer is None or (decoding and self._decoded_s + steps_ahead * self._step_s < offer.after_decode_s):
+            return None
         self._offer = None
         self._staged.update(chunk.row for chunk in offer.chunks)
-        return offer.chunks
+        return offer
 
     def stepped(self, seconds: float) -> None:
         """A decode step took so long."""
@@ -95,7 +93,7 @@ class ChunkDesk:
         return tuple(
             ChunkDone(
                 chunk.row,
-                0 if outcome.error is not None or outcome.restore_missed else len(chunk.tokens),
+                0 if outcome.error is not None or outcome.restore_missed or outcome.crowded else len(chunk.tokens),
                 chunk.start,
                 outcome.seconds,
                 outcome.error,
@@ -103,6 +101,7 @@ class ChunkDesk:
                 fault=outcome.fault,
                 transient_bytes=outcome.transient_bytes,
                 reading=outcome.reading,
+                crowded=outcome.crowded,
             )
             for chunk, outcome in zip(chunks, outcomes, strict=True)
         )

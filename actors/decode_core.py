@@ -78,6 +78,7 @@ class DecodeCore:
         self._unread = False
         self._aborts: dict[int, bool] = {}
         self._deadline_s = _NEVER_S
+        self._active_bytes = 0
         self._failure: TroupeError | None = None
 
     @property
@@ -132,9 +133,12 @@ class DecodeCore:
         if not self._may_plan():
             return None
         leaves = self._take_leaves()
+        if self._guard is not None and self._joining:
+            self._guard_joins(self._guard)
         joins = self._take_joins()
         unmeasured = sum(flight.rows is not None for flight in self._flights) + 1
-        chunks = self._desk.take_due(decoding=bool(self._active), steps_ahead=unmeasured)
+        offer = self._desk.take_due(decoding=bool(self._active), steps_ahead=unmeasured)
+        chunks = () if offer is None else offer.chunks
         rows = self._launch()
         discards = self._desk.take_discards()
         if not (rows or leaves or chunks or discards or self._unread):
@@ -144,7 +148,8 @@ class DecodeCore:
             self._flights.append(Flight(self.steps, rows or None, chunks))
         self._unread = self._overlap and bool(rows) and not chunks
         numbers = tuple([row.request.row for row in rows])
-        return StepPlan(self.steps, numbers, joins, leaves, chunks, discards)
+        below_bytes = 0 if offer is None else offer.below_bytes
+        return StepPlan(self.steps, numbers, joins, leaves, chunks, discards, below_bytes)
 
     def commit(self, result: StepResult) -> None:
         """Take the tokens of a step: cancels and deadlines first, then text and stops, row by row."""
@@ -176,6 +181,7 @@ class DecodeCore:
                 ended = True
             if ended:
                 self._ended(row)
+        self._active_bytes = result.active_bytes
         if self._guard is not None:
             self._guard_memory(self._guard, result.active_bytes)
 
@@ -186,13 +192,25 @@ class DecodeCore:
             self.to_cache.append(Reclaim(guard.reclaim_bytes))
             guard.reclaim_bytes = 0
 
+    def _guard_joins(self, guard: MemoryGuard) -> None:
+        """Rows whose prompt is computed go back to the queue when there is no room beside those that decode."""
+        for group in list(self._joining.values()):
+            if not guard.turns_away(self._active_bytes, self._active.values(), group):
+                continue
+            for row in [row for row in group if row.request.may_return]:
+                logger.warning("row %d goes back to the queue: too little memory to join", row.request.row)
+                self.preempted += 1
+                self._forget(row)
+                self._send_back(row.request)
+
     def chunks_done(self, result: ChunksResult) -> None:
         """Chunks have run: prefill hears of it, and the next plan waits for its answer."""
         flight = next((flight for flight in self._flights if flight.step == result.step), None)
         if flight is None or flight.rows is not None or not flight.chunks:
             raise ValueError(f"chunks of step {result.step} are not expected now")
         self._flights.remove(flight)
-        self._report(self._desk.ran(flight.chunks, result.outcomes))
+        self._active_bytes = result.active_bytes
+        self._report(self._desk.ran(flight.chunks, result.outcomes), result.active_bytes)
 
     def rows_failed(self, failure: RowsFailed) -> None:
         """The engine threw rows out of the batch: they go back to the queue or end, and need not leave."""
@@ -217,9 +235,9 @@ class DecodeCore:
             if flight.rows and all(row.failed_step <= flight.step for row in flight.rows):
                 self._land(flight)  # there may be no result any more
 
-    def preempt(self, reason: str) -> bool:
-        """Send the youngest row back to the queue, its pages kept; False when fewer than two run, or none can go."""
-        row = youngest(self._active.values()) if len(self._rows) > 1 else None
+    def preempt(self, reason: str, *, last: bool = False) -> bool:
+        """Send the youngest row back to the queue, its pages kept; False when none can go, or only the `last` could."""
+        row = youngest(self._active.values()) if last or len(self._rows) > 1 else None
         if row is None:
             return False
         logger.warning("row %d is put back to the queue: %s", row.request.row, reason)
@@ -351,6 +369,6 @@ class DecodeCore:
                 self._desk.discard(request.leader)
         return False
 
-    def _report(self, chunks: tuple[ChunkDone, ...]) -> None:
+    def _report(self, chunks: tuple[ChunkDone, ...], active_bytes: int = 0) -> None:
         self._desk.waiting_for_prefill = True
-        self.to_prefill.append(ChunksDone(chunks, self.decoding))
+        self.to_prefill.append(ChunksDone(chunks, self.decoding, active_bytes))

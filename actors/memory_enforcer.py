@@ -18,6 +18,7 @@ from ..runtime.messages.cache_store import Reclaim
 from ..runtime.messages.decode import Preempt
 from ..runtime.messages.executor import SampleMemory, SetMemoryLimit
 from ..runtime.messages.memory_enforcer import MemoryEnforcerMessage, MemorySample, Tick
+from ..runtime.messages.prefill import SetChunkLine
 from .memory_limits import RESUME_SHARE, Limits, Machine, derive_limits
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..runtime.messages.cache_store import CacheStoreMessage
     from ..runtime.messages.decode import DecodeMessage
     from ..runtime.messages.executor import ExecutorMessage
+    from ..runtime.messages.prefill import PrefillMessage
     from .memory_limits import MemoryTier
 
 SAMPLE_INTERVAL_S = 1.0
@@ -110,6 +112,7 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
 
     admission: Ref[AdmissionMessage]
     cache_store: Ref[CacheStoreMessage]
+    prefill: Ref[PrefillMessage]
     decode: Ref[DecodeMessage]
     executor: Ref[ExecutorMessage]
 
@@ -146,6 +149,10 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
         """The lines as last derived."""
         return self.policy.limits
 
+    def on_device(self, line_bytes: int) -> int:
+        """A line in bytes that MLX counts: what else the process holds is not among them."""
+        return line_bytes - (self.base_bytes - self._facts.base_bytes)
+
     def handle(self, message: MemoryEnforcerMessage) -> None:
         """See messages/memory_enforcer.py."""
         match message:
@@ -180,6 +187,7 @@ class MemoryEnforcerActor(Actor[MemoryEnforcerMessage]):
         if abs(line - self._line_bytes) > self._line_bytes * LINE_STEP_SHARE:
             self._line_bytes = line
             self.admission.tell(SetMemoryLine(line))
+            self.prefill.tell(SetChunkLine(self.on_device(line)))
 
     def _read_limits(self) -> Limits:
         machine = msgspec.structs.replace(

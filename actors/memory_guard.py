@@ -8,6 +8,8 @@ from .memory_ledger import GUARD_STEPS, GUARD_TOKENS, MemoryLedger
 from .returns import in_order_of_age
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .decode_rows import RunningRow
 
 
@@ -62,6 +64,18 @@ class MemoryGuard:
         if count:
             self._steps = -GUARD_TOKENS // 2
         return count
+
+    def turns_away(self, active_bytes: int, rows: Iterable[RunningRow], joining: Iterable[RunningRow]) -> bool:
+        """Whether there is too little memory for rows to join those that decode.
+
+        Admission has planned the join, but rows that decode may have outgrown the plan since. When none decodes there
+        is room, since then nothing but what was planned is there.
+        """
+        lengths = [row.request.computed for row in rows]
+        if not active_bytes or not lengths:
+            return False
+        wanted = [row.request.prefill_target for row in joining]
+        return self._ledger.join_excess_bytes(active_bytes, lengths, wanted, self.line_bytes) > 0
 
     def _surplus(self, active_bytes: int, lengths: list[int]) -> int:
         for count in range(len(lengths)):

@@ -19,6 +19,7 @@ from ..runtime.kv_estimate import (
     batch_bytes,
     group_bytes,
     grown_bytes,
+    joined_bytes,
     longest_alone,
     staged_bytes,
     transient_bytes,
@@ -35,6 +36,8 @@ MEMORY_FLOOR_TOKENS = 32
 GUARD_STEPS = 16
 GUARD_TOKENS = 64
 """Decode looks so far ahead: to its next look, and past the steps after which a freed slot's memory is given back."""
+JOIN_TOKENS = 4
+"""Steps that may lie between a look at memory and a join."""
 PAGES_SHARE = 0.25
 
 
@@ -117,17 +120,27 @@ class MemoryLedger:
         """By how much the next steps of these rows would pass `line_bytes`; at most 0 when they would not."""
         return active_bytes + grown_bytes(self.layout, lengths, GUARD_TOKENS) - line_bytes
 
+    def join_excess_bytes(
+        self, active_bytes: int, lengths: Sequence[int], joining: Sequence[int], line_bytes: int
+    ) -> int:
+        """By how much it would pass `line_bytes` if these rows joined those; at most 0 when it would not."""
+        soon = [length + JOIN_TOKENS for length in lengths]
+        return active_bytes + joined_bytes(self.layout, soon, joining) - line_bytes
+
     def freed_bytes(self, lengths: Sequence[int], kept: Sequence[int]) -> int:
         """What buffers give back when only `kept` stays."""
         return batch_bytes(self.layout, lengths) - batch_bytes(self.layout, kept)
 
 
 def planned_length(request: Request) -> int:
-    """Tokens that a row is planned with: some growth, or all of it once it had to be put back for memory."""
+    """Tokens that a row is planned with: some growth, or all of it once it had to be put back for memory.
+
+    One that has outgrown that is planned with what it has and will have at decode's next look.
+    """
     whole = len(request.prompt) + request.max_tokens
     if request.returns:
         return whole
-    return min(whole, len(request.prompt) + GROWTH_TOKENS)
+    return min(whole, max(len(request.prompt) + GROWTH_TOKENS, request.computed + GUARD_TOKENS))
 
 
 def planned_lengths(rows: Iterable[Request]) -> list[int]:

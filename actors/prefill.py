@@ -16,6 +16,7 @@ from ..runtime.messages.prefill import (
     Matched,
     PrefillMessage,
     Restoring,
+    SetChunkLine,
     StorePressure,
     Tick,
 )
@@ -66,6 +67,8 @@ class PrefillActor(Actor[PrefillMessage]):
                 core.cancel(message.rows, timeout=message.timeout)
             case DecodeLoad():
                 core.load(message.decoding_rows)
+            case SetChunkLine():
+                core.set_line(message.line_bytes)
             case Tick():
                 core.expire()
             case _:

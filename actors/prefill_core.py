@@ -15,8 +15,23 @@ from ..runtime.messages.cache_store import CacheStoreMessage, Match, PagesLost, 
 from ..runtime.messages.decode import CancelRunning, DecodeMessage, Offer, Ready, Withdraw
 from ..runtime.messages.executor import Chunk
 from ..runtime.request import State
+from .memory_ledger import MEMORY_FLOOR_TOKENS
+from .prefill_cost import MUCH_BYTES
+from .prefill_hold import HELD_STEP_S, ChunkHold
 from .prefill_keep import KeepPlan, KeepRules, keep_plan
-from .prefill_policy import OVERTAKE_SHARE, SHORT_S, PrefillPolicy, Prompt, choose, fresh, in_order, owed_s
+from .prefill_policy import (
+    OVERTAKE_SHARE,
+    SHORT_S,
+    PrefillPolicy,
+    Prompt,
+    begins_below,
+    choose,
+    fresh,
+    in_order,
+    owed_s,
+    spare,
+    staged_room,
+)
 from .returns import survives
 
 if TYPE_CHECKING:
@@ -58,9 +73,14 @@ class PrefillCore:
         self.to_cache: list[CacheStoreMessage] = []
         self.to_decode: list[DecodeMessage] = []
         self.prompt_tokens = 0
+        self.chunks = 0
+        self.throttled_chunks = 0
         self.cost = cost
         self.memory = memory
         self.peer = peer
+        self.hold = ChunkHold()
+        self._below_bytes = 0
+        self._retry_s: float | None = None
         self._policy = policy
         self._keep = keep
         self._stores_full = False
@@ -84,7 +104,7 @@ class PrefillCore:
         return not (self._prompts or self._offered)
 
     def admit(self, rows: tuple[Request, ...], chunk_room_bytes: int | None = None) -> None:
-        """Begin with a new prompt. The transient of a chunk may take `chunk_room_bytes` from now on."""
+        """Begin with a new prompt. The next chunk may take `chunk_room_bytes`."""
         if self.memory is not None and chunk_room_bytes is not None:
             self.memory.room_bytes = chunk_room_bytes
         now_s = self._clock.now()
@@ -133,10 +153,11 @@ class PrefillCore:
         self._decoding = report.decoding_rows
         self._must_answer = True
         measured_s = 0.0
+        self._take_memory(report)
         for outcome in report.chunks:
             prompt, chunk = self._offered.pop(outcome.row)
             prompt.offered = None
-            if outcome.dropped:
+            if outcome.dropped or outcome.crowded:
                 self._unlease_ended(prompt)
             else:
                 measured_s += outcome.seconds
@@ -147,6 +168,30 @@ class PrefillCore:
             self.peer.end_turn(measured_s, self._policy.fair_share, self._clock.now())
         if not self._offered:
             self._overtaken = False
+
+    def _take_memory(self, report: ChunksDone) -> None:
+        """Measure the room, and see whether chunks found too little of it."""
+        if self.memory is None:
+            return
+        self.memory.used(report.active_bytes)
+        crowded = [outcome for outcome in report.chunks if outcome.crowded]
+        if not crowded:
+            if any(not outcome.dropped for outcome in report.chunks):
+                self.hold.held, self._retry_s = False, None
+            return
+        self.hold.crowded += 1
+        self._retry_s = 0.0
+        if sum(len(self._offered[outcome.row][1].tokens) for outcome in crowded) <= MEMORY_FLOOR_TOKENS:
+            self._retry_s = HELD_STEP_S
+            lacking = report.active_bytes - self._below_bytes
+            to_cache, to_decode = self.hold.lacks(crowded[0].row, lacking, self._clock.now())
+            self.to_cache += to_cache
+            self.to_decode += to_decode
+
+    def set_line(self, line_bytes: int) -> None:
+        """Chunks may be planned to bring the use of memory up to so many bytes."""
+        if self.memory is not None:
+            self.memory.line_bytes = line_bytes
 
     def load(self, decoding_rows: int) -> None:
         """Decode has begun or stopped to have rows."""
@@ -207,7 +252,16 @@ class PrefillCore:
             return None
         self._overtaken = bool(self._offered)
         chunks = tuple([self._offer(prompt, tokens) for prompt, tokens in chosen])
-        return Offer(chunks, owed_s(self._policy, self._chunk_s, contended=contended))
+        owed = owed_s(self._policy, self._chunk_s, contended=contended)
+        self._below_bytes = self._limit(chosen)
+        return Offer(chunks, owed if self._retry_s is None else self._retry_s, self._below_bytes)
+
+    def _limit(self, chosen: list[tuple[Prompt, int]]) -> int:
+        """Use of memory up to which these chunks may begin; 0 is any: a smallest one has its room if nobody decodes."""
+        if self.memory is None:
+            return 0
+        smallest = sum(tokens for _, tokens in chosen) <= MEMORY_FLOOR_TOKENS
+        return 0 if smallest and not self._decoding else max(1, begins_below(chosen, self.memory, smallest=smallest))
 
     def _has_turn(self, now_s: float, *, wanted: bool) -> bool:
         """Whether no other engine's decode or chunk stands against a chunk now."""
@@ -248,15 +302,18 @@ class PrefillCore:
             prompt.target,
         )
         prompt.offered = tokens
+        prompt.throttled = (
+            self.memory is not None and tokens < prompt.remaining and not spare(prompt, self.memory, tokens)
+        )
         self._offered[prompt.leader] = (prompt, chunk)
         return chunk
 
     def _ran(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
         if outcome.error is None and not outcome.restore_missed:
-            if not chunk.restore_pages:
-                self._cost(prompt).observe(outcome.tokens, outcome.start, outcome.seconds)
-                if self.memory is not None and (self.peer is None or self.peer.undisturbed):
-                    self.memory.observe(outcome.tokens, outcome.start, outcome.transient_bytes)
+            self.chunks += 1
+            self.throttled_chunks += prompt.throttled
+            self._learn(prompt, chunk, outcome)
+            prompt.staged_room = staged_room(prompt, outcome.tokens)
             self._store(prompt, chunk)
             self._take_reading(prompt, outcome)
         if chunk.restore_pages:
@@ -271,6 +328,18 @@ class PrefillCore:
             self._restart(prompt, chunk)
         else:
             self._progress(prompt, chunk.start + len(chunk.tokens))
+
+    def _learn(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
+        """What chunks cost. One that made room for the whole prompt tells what that costs."""
+        first = not prompt.staged_room and not prompt.restore
+        grown_bytes = 0 if self.memory is None or first else self.memory.widened_bytes(prompt)
+        if grown_bytes >= MUCH_BYTES:
+            self.cost.observe_widening(outcome.tokens, outcome.start, outcome.seconds, grown_bytes)
+        elif not chunk.restore_pages:
+            self._cost(prompt).observe(outcome.tokens, outcome.start, outcome.seconds)
+        undisturbed = self.peer is None or self.peer.undisturbed
+        if self.memory is not None and undisturbed and not chunk.restore_pages:
+            self.memory.observe(outcome.tokens, outcome.start, outcome.transient_bytes)
 
     def _chunk_failed(self, prompt: Prompt, chunk: Chunk, outcome: ChunkDone) -> None:
         """Its rows go back to the queue, or end with the error; pages that may have been bad are forgotten."""
@@ -305,6 +374,7 @@ class PrefillCore:
     def _restart(self, prompt: Prompt, chunk: Chunk) -> None:
         """The pages were gone: compute the prompt from its start."""
         self.to_cache.append(PagesLost(chunk.restore_pages))
+        prompt.staged_room = 0
         self._advance(prompt, 0)
         for request in prompt.rows:
             request.cached = 0

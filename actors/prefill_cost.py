@@ -24,6 +24,10 @@ _DRIFT = 0.05
 _NOISE = 0.1
 """Relative standard deviation of the time of a chunk of at least `_FULL_TOKENS`; shorter ones are noisier."""
 _FULL_TOKENS = 256
+_WIDENING_S = 1e-9
+"""First guess for a byte of larger caches: 4 us a page of the system's, which has to be had and zeroed."""
+_WIDENING_SMOOTHING = 0.5
+MUCH_BYTES = 16 << 20
 _SCORED_SHARE = 2.0
 """First guess of what a token costs when its logits are computed as well."""
 
@@ -45,6 +49,7 @@ class ChunkCost:
         spread_s = self.base_s * (_SPREAD_KNOWN if token_s else _SPREAD_UNKNOWN)
         self._variance = spread_s**2, 0.0, (4 * spread_s) ** 2  # of a, of both, of the slope
         self._scored: ChunkCost | None = None
+        self._widening_s = _WIDENING_S
 
     def of(self, *, scored: bool) -> ChunkCost:
         """The costs of chunks that compute the logits of all their tokens: learnt apart, from this one at first."""
@@ -65,6 +70,15 @@ class ChunkCost:
             return int(seconds / linear) if linear > 0.0 else 1 << 30
         # The stable form of the quadratic's root.
         return int(2 * seconds / (linear + math.sqrt(linear * linear + 2 * self.depth_s * seconds)))
+
+    def widening_s(self, grown_bytes: int) -> float:
+        """Predicted time for a row's caches to grow by so many bytes, which happens once a prompt."""
+        return self._widening_s * grown_bytes
+
+    def observe_widening(self, tokens: int, depth: int, seconds: float, grown_bytes: int) -> None:
+        """Learn from a chunk that ran and whose row's caches grew by MUCH_BYTES or more."""
+        excess_s = max(0.0, seconds - self.seconds(tokens, depth))
+        self._widening_s += _WIDENING_SMOOTHING * (excess_s / grown_bytes - self._widening_s)
 
     def observe(self, tokens: int, depth: int, seconds: float) -> None:
         """Learn from a chunk that ran."""

@@ -2,8 +2,9 @@
 
 - Shortest remaining time first, so that a short request does not wait for a long one; but the prompt admitted first
   goes first whenever it has not been served for PATIENCE_S, so that nobody starves.
-- While rows decode, a chunk may last the stall target. Otherwise it may be `chunk_tokens` long, within IDLE_STALLS
-  stall targets: on a slow machine a cancel or a new short prompt would else wait for it too long.
+- While rows decode, a chunk may last the stall target, larger caches for its row included. Otherwise it may be
+  `chunk_tokens` long, within IDLE_STALLS stall targets: on a slow machine a cancel or a new short prompt would else
+  wait for it too long.
 - Short prompts are served several at once, while all of them together stay under a small budget.
 - A chunk is never larger than its transient memory allows, down to a floor that admission has kept room for.
 - Of prompts that start with the same page, one goes first: the others find its pages stored.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..runtime.kv_estimate import GRAIN_TOKENS, room_for, round_up
 from ..runtime.prefix_page import KEY_BYTES, common_bytes, token_key
 from .memory_ledger import MEMORY_FLOOR_TOKENS
 
@@ -58,6 +60,8 @@ class Prompt:
         computed: of these, how many are done or restored.
         restore: page ids that make up the first `computed` tokens, until the first chunk has brought them in.
         restoring: pages for it are on their way from disk.
+        throttled: whether memory made the chunk that was offered last shorter.
+        staged_room: tokens that its caches on the engine have room for.
         head: stands for the tokens of the first page; None when the prompt takes no part in the cache.
         keep: where pieces of it are kept, ascending, and checkpoints taken; see prefill_keep.
         matched: value of the core's store count when the cache was asked last; None once work has begun.
@@ -84,7 +88,9 @@ class Prompt:
         "restoring",
         "rows",
         "served_s",
+        "staged_room",
         "target",
+        "throttled",
         "tokens",
         "vector",
         "waits_until_s",
@@ -104,6 +110,8 @@ class Prompt:
         self.restore: tuple[int, ...] = ()
         self.served_s = now_s
         self.restoring = False
+        self.staged_room = 0
+        self.throttled = False
         cached = first.cache and page_tokens > 0
         begins = (first.namespace, *self.tokens[:page_tokens])
         self.head = hash(begins) if cached and self.target >= page_tokens else None
@@ -143,14 +151,17 @@ def chunk_tokens(
     prompt: Prompt, cost: ChunkCost, policy: PrefillPolicy, *, contended: bool, memory: ChunkMemory | None = None
 ) -> int:
     """How many tokens the prompt's next chunk has; 0 only when all are restored."""
+    widening_s = 0.0 if memory is None else cost.widening_s(memory.widened_bytes(prompt))
     cost = cost.of(scored=prompt.scored)
     if contended:
-        within = max(FLOOR_TOKENS, cost.tokens_within(policy.stall_target_s, prompt.computed))
+        left_s = max(0.0, policy.stall_target_s - widening_s)
+        within = max(FLOOR_TOKENS, cost.tokens_within(left_s, prompt.computed))
     else:
         idle_s = policy.stall_target_s * IDLE_STALLS
         within = max(IDLE_FLOOR_TOKENS, cost.tokens_within(idle_s, prompt.computed))
     if memory is not None:
-        within = min(within, max(MEMORY_FLOOR_TOKENS, memory.tokens_within(prompt.computed)))
+        room = memory.tokens_within(prompt.computed, memory.widened_bytes(prompt))
+        within = min(within, max(MEMORY_FLOOR_TOKENS, room))
     return min(prompt.remaining, policy.chunk_tokens, within)
 
 
@@ -171,22 +182,52 @@ def choose(
     budget_s = SHORT_S if contended else policy.stall_target_s
     spent_s = cost.of(scored=first.scored).seconds(tokens, first.computed)
     heads = {first.head}
-    room_tokens = None if memory is None else memory.tokens_within(first.computed) - tokens
     for prompt in ordered[1:]:
         if prompt.remaining > policy.chunk_tokens:
             continue
-        if room_tokens is not None and prompt.remaining > room_tokens:
-            continue  # they may run in one forward
         seconds = cost.of(scored=prompt.scored).seconds(prompt.remaining, prompt.computed)
         if spent_s + seconds > budget_s:
             continue
         if prompt.head is not None and not prompt.computed and prompt.head in heads:
             continue
+        more = [*chosen, (prompt, prompt.remaining)]
+        if memory is not None and not fits(more, memory):
+            continue
         spent_s += seconds
-        room_tokens = None if room_tokens is None else room_tokens - prompt.remaining
         heads.add(prompt.head)
-        chosen.append((prompt, prompt.remaining))
+        chosen = more
     return chosen
+
+
+def fits(chosen: list[tuple[Prompt, int]], memory: ChunkMemory) -> bool:
+    """Whether there is memory for all these chunks, which may run in one forward."""
+    tokens, depth, widened = _together(chosen, memory)
+    return tokens <= memory.tokens_within(depth, widened)
+
+
+def spare(prompt: Prompt, memory: ChunkMemory, tokens: int) -> bool:
+    """Whether there is memory for more than these tokens of the prompt."""
+    return memory.tokens_within(prompt.computed, memory.widened_bytes(prompt)) > tokens
+
+
+def begins_below(chosen: list[tuple[Prompt, int]], memory: ChunkMemory, *, smallest: bool) -> int:
+    """Most that may be in use where these chunks begin. Smallest ones respect the stable line only."""
+    tokens, depth, widened = _together(chosen, memory)
+    return memory.begins_below(tokens, depth, widened, smallest=smallest)
+
+
+def staged_room(prompt: Prompt, tokens: int) -> int:
+    """Tokens that the prompt's caches on the engine have room for once a chunk of `tokens` has run."""
+    if not prompt.staged_room and not prompt.restore:
+        return round_up(tokens, GRAIN_TOKENS)
+    return max(prompt.staged_room, room_for(prompt.target))
+
+
+def _together(chosen: list[tuple[Prompt, int]], memory: ChunkMemory) -> tuple[int, int, int]:
+    """Of chunks that may run in one forward: tokens, depth, and bytes that caches grow by besides."""
+    tokens = sum(count for _, count in chosen)
+    depth = max(prompt.computed for prompt, _ in chosen)
+    return tokens, depth, sum(memory.widened_bytes(prompt) for prompt, _ in chosen)
 
 
 def owed_s(policy: PrefillPolicy, chunk_s: float, *, contended: bool) -> float:

@@ -228,6 +228,9 @@ class Troupe:
             last_step_age_s=self.last_step_age_s,
             requeued=admission.requeued,
             preempted=decode.preempted,
+            chunks=prefill.chunks,
+            throttled_chunks=prefill.throttled_chunks,
+            crowded_chunks=prefill.hold.crowded,
             holds=dict(admission.holds),
             actors={
                 actor.name: ActorStatistics(actor.depth, actor.stats.handled, actor.stats.busy_s) for actor in self.cast

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,7 +13,7 @@ from ..runtime.sampling_params import SamplingParams
 from .checks import real, stops, whole
 from .errors import ended_early, invalid
 from .sse import EARLY_ENDS
-from .tools import MAX_TOOLS, ToolUse, function_tool
+from .tools import MAX_TOOLS, CallMode, ToolUse, function_tool
 from .translate import MAX_TOKENS
 from .turns import alternating
 from .wire.decode import unsupported
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .sse import StreamHead
     from .wire.messages import Block, InputMessage, InputTool, MessagesRequest, ToolChoice
 
-_CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_CHOICES: dict[str, CallMode | Literal["none"]] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 def messages_generation(
@@ -51,7 +51,7 @@ def messages_generation(
         max_tokens=whole(request.max_tokens, "max_tokens", 1, MAX_TOKENS),
         stop=stops(request.stop_sequences),
         tools=use.tools or None,
-        tool_choice=use.choice,  # type: ignore[arg-type]
+        tool_choice=use.choice,
         tool_name=use.name,
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         template_args={"enable_thinking": thinks},

@@ -8,60 +8,36 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..runtime.events import Event, Failed, Finished, PrefillProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from .anthropic import stop_of, usage_of
-from .errors import ApiError, ended_early, from_failed, internal
+from .errors import ended_early, from_failed
+from .event_encoder import EventEncoder
 from .sse import EARLY_ENDS, json_text
 from .wire.messages import MessageAnswer, MessageUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from .errors import ApiError
     from .logprobs import TokenText
     from .sse import StreamHead
 
-logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 _TEXT = b'{"type":"text","text":""}'
 _THINKING = b'{"type":"thinking","thinking":"","signature":""}'
 
 
-class MessagesEncoder:
+class MessagesEncoder(EventEncoder):
     """Encodes one stream. See `encoding.StreamEncoder`."""
 
     def __init__(self, head: StreamHead, _: TokenText) -> None:
-        self.error: ApiError | None = None
-        self.stage = "queued"
-        self.prompt_tokens = 0
+        super().__init__(head.id)
         self._head = head
         self._open_block = ""
         self._block = -1
-        self._done = False
-
-    @property
-    def finished(self) -> bool:
-        """See StreamEncoder."""
-        return self._done or self.error is not None
-
-    @property
-    def failed(self) -> bool:
-        """See StreamEncoder."""
-        return self.error is not None
-
-    def encode(self, events: Iterable[Event]) -> bytes:
-        """See StreamEncoder."""
-        pieces: list[bytes] = []
-        for event in events:
-            self._one(event, pieces)
-            if self.error is not None:
-                break
-        return b"".join(pieces)
 
     def opening(self) -> bytes:
         """See StreamEncoder."""
@@ -79,15 +55,8 @@ class MessagesEncoder:
         """See StreamEncoder."""
         return _event("ping", b"")
 
-    def fail(self, error: ApiError) -> bytes:
-        """See StreamEncoder."""
-        self.error = error
+    def _error_event(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
-
-    def broken_off(self) -> bytes:
-        """See StreamEncoder."""
-        logger.error("request %s: events ended before the answer did", self._head.id)
-        return self.fail(internal(self._head.id))
 
     def _one(self, event: Event, pieces: list[bytes]) -> None:
         match event:

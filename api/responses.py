@@ -65,7 +65,7 @@ def responses_generation(
         ),
         max_tokens=whole(request.max_output_tokens, "max_output_tokens", 1, MAX_TOKENS),
         tools=use.tools or None,
-        tool_choice=use.choice,  # type: ignore[arg-type]
+        tool_choice=use.choice,
         tool_name=use.name,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         template_args=_template_args(request, settings),

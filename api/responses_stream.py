@@ -6,23 +6,22 @@ or an error is the last event.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..runtime.events import Event, Failed, Finished, PrefillProgress, ReasoningDelta, TextDelta, ToolCallDelta
-from .errors import ApiError, ended_early, from_failed, internal
+from .errors import ended_early, from_failed
+from .event_encoder import EventEncoder
 from .responses import close_response
 from .sse import EARLY_ENDS, json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
+    from .errors import ApiError
     from .wire.responses import Response
-
-logger = logging.getLogger(__name__)
 
 
 def _line_safe(value: object) -> bytes:
@@ -34,7 +33,7 @@ def _line_safe(value: object) -> bytes:
     return data
 
 
-class ResponsesEncoder:
+class ResponsesEncoder(EventEncoder):
     """Encodes one stream. See `encoding.StreamEncoder`.
 
     Args:
@@ -43,35 +42,13 @@ class ResponsesEncoder:
     """
 
     def __init__(self, response: Response, on_end: Callable[[Response], None]) -> None:
-        self.error: ApiError | None = None
-        self.stage = "queued"
-        self.prompt_tokens = 0
+        super().__init__(response.id)
         self._response = response
         self._on_end = on_end
         self._number = 0
         self._kind = ""
         self._pieces: list[str] = []
-        self._done = False
         self._opening = self._whole("response.created") + self._whole("response.in_progress")
-
-    @property
-    def finished(self) -> bool:
-        """See StreamEncoder."""
-        return self._done or self.error is not None
-
-    @property
-    def failed(self) -> bool:
-        """See StreamEncoder."""
-        return self.error is not None
-
-    def encode(self, events: Iterable[Event]) -> bytes:
-        """See StreamEncoder."""
-        out: list[bytes] = []
-        for event in events:
-            self._one(event, out)
-            if self.error is not None:
-                break
-        return b"".join(out)
 
     def opening(self) -> bytes:
         """See StreamEncoder; made before any event, so its numbers come first and its response is empty."""
@@ -81,15 +58,8 @@ class ResponsesEncoder:
         """See StreamEncoder."""
         return b": keepalive\n\n"
 
-    def fail(self, error: ApiError) -> bytes:
-        """See StreamEncoder."""
-        self.error = error
+    def _error_event(self, error: ApiError) -> bytes:
         return self._event("error", {"code": error.code, "message": error.message, "param": error.param})
-
-    def broken_off(self) -> bytes:
-        """See StreamEncoder."""
-        logger.error("request %s: events ended before the answer did", self._response.id)
-        return self.fail(internal(self._response.id))
 
     def _one(self, event: Event, out: list[bytes]) -> None:
         match event:

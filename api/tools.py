@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,6 +13,9 @@ from .wire.decode import unsupported
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 64 << 10
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+CallMode = Literal["auto", "required", "named"]
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -25,7 +28,7 @@ class ToolUse(msgspec.Struct, frozen=True):
     """
 
     tools: tuple[dict[str, Any], ...] = ()
-    choice: str = "auto"
+    choice: CallMode = "auto"
     name: str = ""
 
 
@@ -88,13 +91,14 @@ def _tools(tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def _choice(choice: str | dict[str, Any] | None) -> tuple[str, str]:
+def _choice(choice: str | dict[str, Any] | None) -> tuple[CallMode | Literal["none"], str]:
     if choice is None:
         return "auto", ""
     if isinstance(choice, str):
-        if choice not in ("none", "auto", "required"):
-            raise invalid("tool_choice must be none, auto, required or a function", param="tool_choice")
-        return choice, ""
+        for mode in ("none", "auto", "required"):
+            if choice == mode:
+                return mode, ""
+        raise invalid("tool_choice must be none, auto, required or a function", param="tool_choice")
     if choice.get("type") != "function":
         raise unsupported("tool_choice.type", "only function is")
     function = choice.get("function")

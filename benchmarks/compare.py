@@ -23,13 +23,17 @@ from typing import TYPE_CHECKING, Any, cast
 from . import blas
 from .fairness import FairnessPlan, run_fairness
 from .load import add_plan_arguments, plan_from, run_load
+from .pressure import LONG_WORDS, limited, run_pressure
 from .servers import RECIPES, Recipe, Server, Site, custom_recipe
 from .stats import median
 
 if TYPE_CHECKING:
     from .prompts import Sampling
 
-SCENARIOS = ("greedy", "mixed", "unseeded", "fairness")
+SCENARIOS = ("greedy", "mixed", "unseeded", "fairness", "pressure")
+WARM_UP = -1
+OURS = "troupe"
+PRESSURE_MIB = 880
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,12 @@ FAIRNESS_METRICS = (
     Metric("running gap s", ("running_longest_gap_s",)),
     Metric("short first s", ("short_first_token_s",)),
     Metric("long first s", ("long_first_token_s",)),
+)
+PRESSURE_METRICS = (
+    *FAIRNESS_METRICS[:2],
+    Metric("1st long s", ("first_long_s",)),
+    Metric("2nd long s", ("second_long_s",)),
+    Metric("one long s", ("one_long_s",)),
 )
 
 
@@ -80,7 +90,7 @@ async def compare(servers: list[Server], options: argparse.Namespace) -> list[Sa
     samples = []
     for scenario in options.scenarios.split(","):
         for server in servers:
-            await _measure(server, scenario, -1, options)
+            await _measure(server, scenario, WARM_UP, options)
         for number in range(options.rounds):
             for server in servers if number % 2 == 0 else reversed(servers):
                 sample = await _measure(server, scenario, number, options)
@@ -90,12 +100,16 @@ async def compare(servers: list[Server], options: argparse.Namespace) -> list[Sa
 
 
 async def _measure(server: Server, scenario: str, number: int, options: argparse.Namespace) -> Sample:
-    """One load; `number` -1 is the warm-up. The prompts are the same for every server in a round."""
+    """One load, or the warm-up. The prompts are the same for every server in a round."""
     salt = f"{scenario}{number}"
     cpu_s = server.cpu_s()
     if scenario == "fairness":
         plan = FairnessPlan(long_words=options.long_words, salt=salt)
         result = asdict(await run_fairness(server.target, plan))
+    elif scenario == "pressure":
+        share = 8 if number == WARM_UP else 1
+        plan = FairnessPlan(long_words=LONG_WORDS // share, salt=salt)
+        result = asdict(await run_pressure(server.target, plan, ours=server.recipe.name == OURS))
     else:
         result = asdict(await run_load(server.target, plan_from(options, cast("Sampling", scenario), salt)))
     return Sample(scenario, number, server.recipe.name, round(server.cpu_s() - cpu_s, 2), result)
@@ -105,13 +119,15 @@ def _line(sample: Sample) -> str:
     figures = [f"{metric.name} {_shown(sample.value(metric))}" for metric in _metrics(sample.scenario)]
     if errors := sample.result["errors"]:
         figures.append(f"errors {errors}")
+    if memory := sample.result.get("memory"):
+        figures.append(", ".join(f"{name} {count}" for name, count in memory.items()))
     if not sample.result.get("valid", True):
-        figures.append("NOT VALID: the running stream ended early")
+        figures.append("NOT VALID: the running stream ended early, or memory was not felt")
     return f"{sample.scenario} round {sample.round} {sample.server}: {', '.join(figures)}"
 
 
 def _metrics(scenario: str) -> tuple[Metric, ...]:
-    return FAIRNESS_METRICS if scenario == "fairness" else LOAD_METRICS
+    return {"fairness": FAIRNESS_METRICS, "pressure": PRESSURE_METRICS}.get(scenario, LOAD_METRICS)
 
 
 def ratios(samples: list[Sample], metric: Metric, ours: str) -> list[float]:
@@ -168,6 +184,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blas", default=blas.OPENBLAS, help="library to preload; empty for MLX's own")
     parser.add_argument("--long-words", type=int, default=FairnessPlan().long_words, help="for fairness")
+    parser.add_argument("--pressure-mib", type=int, default=PRESSURE_MIB, help="memory of ours for pressure")
+    parser.add_argument("--pressure-chunk", type=int, default=0, metavar="TOKENS", help="its longest chunk; 0 is any")
     parser.add_argument("--start-timeout", type=float, default=180.0, help="seconds")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
     parser.add_argument("--json", type=Path, help="write every sample to this file")
@@ -182,7 +200,11 @@ def main() -> int:
         logs = options.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         site = Site(options.model.resolve(), options.peers, logs, options.blas or None)
-        servers = [stack.enter_context(Server(recipe, site)) for recipe in _recipes(options)]
+        recipes = _recipes(options)
+        if "pressure" in options.scenarios.split(","):
+            room = options.pressure_mib, options.pressure_chunk, options.start_timeout
+            recipes = [limited(recipe, site, *room) if recipe.name == OURS else recipe for recipe in recipes]
+        servers = [stack.enter_context(Server(recipe, site)) for recipe in recipes]
         samples = asyncio.run(compare(servers, options))
     print(report(samples, [server.recipe.name for server in servers]))
     if options.json:

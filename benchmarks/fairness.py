@@ -14,7 +14,7 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from .http_stream import Exchange, Target, add_target_arguments, connect
@@ -27,9 +27,10 @@ COUNTING = ", ".join(str(number) for number in range(1, 40)) + ","
 
 @dataclass(frozen=True, slots=True)
 class FairnessPlan:
-    """Sizes of the three requests and when they are sent."""
+    """Sizes of the requests and when they are sent."""
 
     long_words: int = 1600
+    long_prompts: int = 1
     short_words: int = 12
     running_tokens: int = 1200
     settled_arrivals: int = 12
@@ -42,7 +43,7 @@ class FairnessPlan:
 
 @dataclass(slots=True)
 class FairnessResult:
-    """Seconds; None where the request never got a token."""
+    """Seconds; None where the request never got a token. Of several long prompts, the last one's first token."""
 
     running_longest_gap_s: float
     running_usual_gap_s: float | None
@@ -51,23 +52,26 @@ class FairnessResult:
     long_prompt_tokens: int | None
     valid: bool
     errors: list[str]
+    long_first_tokens_s: list[float] = field(default_factory=list)
 
 
 async def run_fairness(target: Target, plan: FairnessPlan) -> FairnessResult:
-    """Run the three requests. Raises OSError or TimeoutError if the running stream does not start."""
-    running, long, short = [await connect(target) for _ in range(3)]
+    """Run the requests. Raises OSError or TimeoutError if the running stream does not start."""
+    running, short, *longs = [await connect(target) for _ in range(2 + plan.long_prompts)]
     running.send(_request(target, f"({plan.salt}) {COUNTING}", plan.running_tokens))
     await running.arrived(plan.settled_arrivals, plan.timeout_s)
-    long.send(_request(target, words(plan.long_words, f"{plan.salt}-long"), 4))
+    for number, long in enumerate(longs):
+        long.send(_request(target, words(plan.long_words, f"{number}{plan.salt}-long"), 4))
     await asyncio.sleep(plan.lead_s)
     short.send(_request(target, words(plan.short_words, f"{plan.salt}-short"), 8))
     async with asyncio.TaskGroup() as group:
-        group.create_task(long.finished(plan.timeout_s))
+        for long in longs:
+            group.create_task(long.finished(plan.timeout_s))
         group.create_task(short.finished(plan.timeout_s))
     if not running.ended:
         # One more arrival closes a gap that may still be open.
         await running.arrived(len(running.arrivals) + 1, plan.timeout_s)
-    return _summarise(running, long, short)
+    return _summarise(running, longs, short)
 
 
 def _request(target: Target, prompt: str, max_tokens: int) -> bytes:
@@ -75,23 +79,25 @@ def _request(target: Target, prompt: str, max_tokens: int) -> bytes:
     return target.request(PATHS["completions"], body)
 
 
-def _summarise(running: Exchange, long: Exchange, short: Exchange) -> FairnessResult:
+def _summarise(running: Exchange, longs: list[Exchange], short: Exchange) -> FairnessResult:
     still_running = not running.ended
     running.close()
-    stream, big, small = decode(running), decode(long), decode(short)
+    stream, small, *bigs = [decode(exchange) for exchange in (running, short, *longs)]
     if still_running:
         stream.error = None
-    begin_s = big.sent_s
-    end_s = max(_first_text_s(big), _first_text_s(small))
+    bigs.sort(key=_first_text_s)
+    begin_s = min(big.sent_s for big in bigs)
+    end_s = max(map(_first_text_s, (small, *bigs)))
     before = sorted(_gaps_before(stream, begin_s))
     return FairnessResult(
         running_longest_gap_s=round(stream.longest_gap_s(begin_s, end_s), 4),
         running_usual_gap_s=round(before[len(before) // 2], 4) if before else None,
         short_first_token_s=small.first_token_s,
-        long_first_token_s=big.first_token_s,
-        long_prompt_tokens=big.prompt_tokens,
+        long_first_token_s=bigs[-1].first_token_s,
+        long_prompt_tokens=bigs[-1].prompt_tokens,
         valid=still_running or stream.end_s >= end_s,
-        errors=[record.error for record in (stream, big, small) if record.error],
+        errors=[record.error for record in (stream, small, *bigs) if record.error],
+        long_first_tokens_s=[big.first_token_s for big in bigs if big.first_token_s is not None],
     )
 
 

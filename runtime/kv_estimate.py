@@ -78,10 +78,15 @@ def class_of(layout: KVLayout, length: int) -> int:
     return max(layout.classes, default=0)
 
 
+def room_for(length: int) -> int:
+    """Places of a plain buffer made for a row of `length` tokens and those that it decodes at first."""
+    return round_up(length + 1 + GRAIN_TOKENS // 2, GRAIN_TOKENS)
+
+
 def capacity(kind: KVKind, length: int) -> int:
     """Places of a buffer made for a longest row of `length` tokens."""
     if kind.window is None:
-        return round_up(length + 1 + GRAIN_TOKENS // 2, GRAIN_TOKENS)
+        return room_for(length)
     keep = kind.window - 1 + REWIND_MARGIN_TOKENS
     slack = min(max(keep, 64), GRAIN_TOKENS)
     return round_up(keep + 1 + slack, WINDOW_GRAIN_TOKENS)
@@ -96,6 +101,18 @@ def group_bytes(layout: KVLayout, lengths: Sequence[int]) -> int:
     return slots_for(len(lengths)) * row_bytes
 
 
+def _least_bytes(layout: KVLayout, lengths: Sequence[int]) -> int:
+    """The smallest buffers in which rows of one class can be."""
+    if not lengths:
+        return 0
+    longest = max(lengths)
+    row_bytes = layout.state_bytes
+    for kind in layout.kinds:
+        places = round_up(longest + 1, GRAIN_TOKENS) if kind.window is None else capacity(kind, longest)
+        row_bytes += kind.token_bytes * places
+    return slots_for(len(lengths)) * row_bytes
+
+
 def batch_bytes(layout: KVLayout, lengths: Iterable[int]) -> int:
     """Buffers of all rows."""
     return sum(group_bytes(layout, group) for group in _groups(layout, lengths).values())
@@ -104,22 +121,36 @@ def batch_bytes(layout: KVLayout, lengths: Iterable[int]) -> int:
 def staged_bytes(layout: KVLayout, length: int, chunk_tokens: int = 0) -> int:
     """Most that one row's KV takes while its prompt is computed in chunks of at most `chunk_tokens`.
 
-    mlx-lm's plain cache grows by whole grains behind the tokens it has, wherever they end.
+    mlx-lm's plain cache grows by whole grains behind the tokens it has, wherever they end; from its second chunk on it
+    has room for the whole prompt.
     """
     total = layout.state_bytes
     for kind in layout.kinds:
-        kept = length + GRAIN_TOKENS - 1
+        kept = max(length + GRAIN_TOKENS - 1, room_for(length))
         total += kind.token_bytes * (kept if kind.window is None else min(kept, kind.window + chunk_tokens))
     return total
 
 
+def widened_bytes(layout: KVLayout, held: int, room: int) -> int:
+    """What a row's own caches take more when their `held` places become `room`."""
+    more = 0
+    for kind in layout.kinds:
+        most = room if kind.window is None else min(room, kind.window)
+        more += kind.token_bytes * max(0, most - held)
+    return more
+
+
 def grown_bytes(layout: KVLayout, lengths: Sequence[int], tokens: int) -> int:
-    """What `tokens` more of every row need: the larger buffers, while those they are copied from still exist."""
+    """What `tokens` more of every row need: the larger buffers, while those they are copied from still exist.
+
+    A buffer grows when it is full, not when one made anew would be larger: those there are may be the smallest that
+    hold these rows.
+    """
     before = _groups(layout, lengths)
     after = _groups(layout, [length + tokens for length in lengths])
     needed = 0
     for bound in before.keys() | after.keys():
-        old, new = group_bytes(layout, before.get(bound, [])), group_bytes(layout, after.get(bound, []))
+        old, new = _least_bytes(layout, before.get(bound, [])), group_bytes(layout, after.get(bound, []))
         needed += new if new > old else 0
     return needed
 
@@ -140,6 +171,19 @@ def chunk_within(layout: KVLayout, free_bytes: float, depth: int) -> int:
         return 1 << 30
     # The stable form of the root of square * n^2 + linear * n = free.
     return int(2 * free_bytes / (linear + (linear * linear + 4 * square * free_bytes) ** 0.5))
+
+
+def joined_bytes(layout: KVLayout, lengths: Sequence[int], joining: Sequence[int]) -> int:
+    """What it needs for rows to join others: larger buffers, and room to copy these once more as they grow or shrink.
+
+    Admission plans with the same (see `MemoryLedger.need`).
+    """
+    before, after = _groups(layout, lengths), _groups(layout, [*lengths, *joining])
+    needed = 0
+    for bound, group in after.items():
+        old, new = _least_bytes(layout, before.get(bound, [])), group_bytes(layout, group)
+        needed += 2 * new - old if new > old else 0
+    return needed
 
 
 def alone_bytes(layout: KVLayout, length: int, floor_tokens: int, safety: float) -> float:

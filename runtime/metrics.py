@@ -140,6 +140,9 @@ class RuntimeMetrics(Collector):
             "engine_restarts": now.restarts,
             "requests_requeued": now.requeued,
             "requests_preempted": now.preempted,
+            "prefill_chunks": now.chunks,
+            "prefill_chunks_throttled": now.throttled_chunks,
+            "prefill_chunks_crowded": now.crowded_chunks,
             "prefix_cache_queries": now.cache.queried_tokens,
             "prefix_cache_hits": now.cache.hit_tokens,
         }

@@ -84,6 +84,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
         preempted: of these, for memory.
         restarts: how often the engine was started anew.
         holds: how often the head of the queue was held, by reason.
+        chunks: pieces of prompts that ran.
+        throttled_chunks: of these, those that memory made shorter.
+        crowded_chunks: how often chunks did not begin because too much memory was in use.
     """
 
     running: int
@@ -101,6 +104,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     requeued: int = 0
     preempted: int = 0
     restarts: int = 0
+    chunks: int = 0
+    throttled_chunks: int = 0
+    crowded_chunks: int = 0
     holds: dict[str, int] = {}
     actors: dict[str, ActorStatistics] = {}
 

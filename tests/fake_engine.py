@@ -121,7 +121,7 @@ class FakeEngine:
             self._outstanding = None
         if plan.chunks:
             check(len({chunk.row for chunk in plan.chunks}) == len(plan.chunks), "two chunks of one row in a plan")
-            emit(ChunksResult(plan.step, tuple([self._chunk(chunk) for chunk in plan.chunks])))
+            emit(self._chunks(plan))
 
     def _launch(self, plan: StepPlan, emit: Callable[[StepMessage], None]) -> StepResult | None:
         if not plan.rows:
@@ -226,12 +226,20 @@ class FakeEngine:
 
     # --- prefill ----------------------------------------------------------------------------------------------------
 
-    def _chunk(self, chunk: Chunk) -> ChunkOutcome:
+    def _chunks(self, plan: StepPlan) -> ChunksResult:
+        active = 0 if self.device is None else self.device.active_bytes(self)
+        self._ever_staged.update(chunk.row for chunk in plan.chunks)
+        if 0 < plan.chunks_below_bytes < active:
+            outcomes = tuple([ChunkOutcome(chunk.row, 0.0, crowded=True) for chunk in plan.chunks])
+        else:
+            transients = [0] * len(plan.chunks) if self.device is None else self.device.chunks(self, plan.chunks)
+            outcomes = tuple([self._chunk(*both) for both in zip(plan.chunks, transients, strict=True)])
+        return ChunksResult(plan.step, outcomes, 0 if self.device is None else self.device.active_bytes(self))
+
+    def _chunk(self, chunk: Chunk, transient: int) -> ChunkOutcome:
         check(chunk.tokens or chunk.restore_pages, f"the chunk of row {chunk.row} is empty")
-        self._ever_staged.add(chunk.row)
         seconds = self.costs.chunk(len(chunk.tokens), chunk.start)
         self._spend(seconds)
-        transient = 0 if self.device is None else self.device.chunk(self, len(chunk.tokens), chunk.start)
         if self.faults.strikes(self.faults.bad_chunks, chunk.row):
             self.staged.pop(chunk.row, None)
             return ChunkOutcome(chunk.row, seconds, "RuntimeError: injected", fault="state")

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..faults import fault_of
 from ..grammar.masks import MaskFiller
-from ..messages.decode import ChunksResult, RowsFailed
+from ..messages.decode import ChunkOutcome, ChunksResult, RowsFailed
 from ..messages.executor import StepPlan
 from ..messages.memory_enforcer import MemorySample
 from ..peers import SharedLimit
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from ..clock import Clock
     from ..constraint import Constraint
     from ..engine_protocol import EngineFacts, StepMessage
-    from ..messages.decode import ChunkOutcome
     from ..messages.executor import Chunk, JoinRow, LeaveRow
     from ..page_blob import PageBlob
     from .kv.batch import Batch
@@ -129,7 +128,9 @@ class MlxEngine:
             logger.exception("step %d failed", plan.step)
             self._fail_all(plan, error, emit)
         if plan.chunks:
-            emit(ChunksResult(plan.step, self._run_chunks(plan.chunks)))
+            crowded = 0 < plan.chunks_below_bytes < mx.get_active_memory()
+            outcomes = _crowded(plan.chunks) if crowded else self._run_chunks(plan.chunks)
+            emit(ChunksResult(plan.step, outcomes, mx.get_active_memory()))
 
     def _answer_first(self, emit: Emit) -> None:
         """Invariant `the_answer_comes_before_the_kv_is_kept`.
@@ -417,6 +418,11 @@ class MlxEngine:
         del self._batch, self._new_batch, self._sampler, self._tokens, self._model, self._chunks
         empty_pool()
         self._limit.let_go(self, mx.set_memory_limit)
+
+
+def _crowded(chunks: tuple[Chunk, ...]) -> tuple[ChunkOutcome, ...]:
+    """What is said of chunks that did not run because too much memory is in use."""
+    return tuple([ChunkOutcome(chunk.row, 0.0, crowded=True) for chunk in chunks])
 
 
 def _text(error: BaseException) -> str:

@@ -16,11 +16,12 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
     Prefill answers every ChunksDone with one Offer, after its Readys; it may be empty, and then only says that nothing
     more is to come before the next plan. An Offer with chunks replaces one that is not planned yet: decode reports the
-    replaced chunks as dropped.
+    replaced chunks as dropped. `below_bytes` is that of the plan.
     """
 
     chunks: tuple[Chunk, ...]
     after_decode_s: float
+    below_bytes: int = 0
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
@@ -54,15 +55,20 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunksResult(msgspec.Struct, frozen=True, tag=True):
-    """The chunks of step `step` have been computed; seconds and error text per chunk, in plan order."""
+    """The chunks of step `step` have been computed; seconds and error text per chunk, in plan order.
+
+    `active_bytes` is device memory in use then; 0 when unknown.
+    """
 
     step: int
     outcomes: tuple[ChunkOutcome, ...]
+    active_bytes: int = 0
 
 
 class ChunkOutcome(msgspec.Struct, frozen=True):
     """One chunk: seconds it took, or the error; `restore_missed` when its pages were gone and nothing ran.
 
+    `crowded` when nothing ran because more memory was in use than the plan allows its chunks to begin with.
     `fault` says whose doing an error was, and so whether it is tried again. `transient_bytes` is the most that it took
     beside what it left behind, 0 when unknown.
     """
@@ -74,6 +80,7 @@ class ChunkOutcome(msgspec.Struct, frozen=True):
     fault: Fault = "row"
     transient_bytes: int = 0
     reading: ChunkReading | None = None
+    crowded: bool = False
 
 
 class RowsFailed(msgspec.Struct, frozen=True, tag=True):
@@ -92,9 +99,13 @@ class RowsFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preempt(msgspec.Struct, frozen=True, tag=True):
-    """Memory is short: send the youngest running row back to the queue, unless it is the only one."""
+    """Memory is short: send the youngest running row back to the queue, unless it is the only one.
+
+    `last`: the only one goes as well, since a prompt has waited long for its memory.
+    """
 
     reason: str
+    last: bool = False
 
 
 class CancelRunning(msgspec.Struct, frozen=True, tag=True):

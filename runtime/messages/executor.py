@@ -87,6 +87,7 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
         joins, leaves: changes to the batch, applied before the forward; leaves first.
         chunks: prefill work, run after the decode forward.
         discards: staged KV to free (after the joins).
+        chunks_below_bytes: the chunks do not run when more than this is in use as they would begin; 0 lets them.
     """
 
     step: int
@@ -95,6 +96,7 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
     leaves: tuple[LeaveRow, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     discards: tuple[int, ...] = ()
+    chunks_below_bytes: int = 0
 
 
 class AdoptPages(msgspec.Struct, frozen=True, tag=True):

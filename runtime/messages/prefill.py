@@ -49,10 +49,12 @@ class ChunksDone(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         chunks: per chunk, the row, tokens computed, depth it started at, and seconds it took.
         decoding_rows: rows decoding now, for the choice of the next chunk.
+        active_bytes: device memory in use when they ended; 0 when unknown.
     """
 
     chunks: tuple[ChunkDone, ...]
     decoding_rows: int
+    active_bytes: int = 0
 
 
 class ChunkDone(msgspec.Struct, frozen=True):
@@ -69,6 +71,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
         fault: whose doing the error was.
         transient_bytes: most that it took beside what it left behind; 0 when unknown.
         reading: what was read off it.
+        crowded: too much memory was in use for it, and nothing ran.
     """
 
     row: int
@@ -81,6 +84,7 @@ class ChunkDone(msgspec.Struct, frozen=True):
     fault: Fault = "row"
     transient_bytes: int = 0
     reading: ChunkReading | None = None
+    crowded: bool = False
 
 
 class CancelRows(msgspec.Struct, frozen=True, tag=True):
@@ -96,8 +100,16 @@ class DecodeLoad(msgspec.Struct, frozen=True, tag=True):
     decoding_rows: int
 
 
+class SetChunkLine(msgspec.Struct, frozen=True, tag=True):
+    """Chunks may be planned to bring what MLX has in use up to so many bytes from now on."""
+
+    line_bytes: int
+
+
 class Tick(msgspec.Struct, frozen=True, tag=True):
     """Time has passed: look at deadlines."""
 
 
-PrefillMessage = Admitted | Matched | Restoring | StorePressure | ChunksDone | CancelRows | DecodeLoad | Tick
+PrefillMessage = (
+    Admitted | Matched | Restoring | StorePressure | ChunksDone | CancelRows | DecodeLoad | SetChunkLine | Tick
+)

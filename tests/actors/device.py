@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_troupe.runtime.kv_estimate import KVKind, KVLayout, slots_for, transient_bytes
+from mlx_troupe.runtime.kv_estimate import KVKind, KVLayout, room_for, round_up, slots_for, transient_bytes
 
 if TYPE_CHECKING:
     import random
 
+    from mlx_troupe.runtime.messages.executor import Chunk
     from tests.fake_engine import FakeEngine
 
 TOKEN_BYTES = 64
@@ -54,6 +55,7 @@ class Device:
     peak_bytes: int = 0
     layout: KVLayout = field(init=False)
     buffers: dict[int, Buffers] = field(default_factory=dict)
+    rooms: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = KVLayout(
@@ -62,7 +64,7 @@ class Device:
 
     def active_bytes(self, engine: FakeEngine) -> int:
         """What is held now."""
-        staged = sum(-(-len(kv) // GRAIN) * GRAIN for kv in engine.staged.values())
+        staged = sum(max(round_up(len(kv), GRAIN), self.rooms.get(row, 0)) for row, kv in engine.staged.items())
         aside = sum(len(pages) for pages in engine.aside.values()) * engine.page_tokens
         pages = len(engine.pages) * engine.page_tokens
         rows = sum(buffers.nbytes for buffers in self.buffers.values())
@@ -91,13 +93,20 @@ class Device:
         self._check(active, "a step")
         return active
 
-    def chunk(self, engine: FakeEngine, tokens: int, depth: int) -> int:
-        """A chunk runs; returns its transient."""
-        formula = transient_bytes(self.layout, tokens, depth)
-        transient = int(formula * self.random.uniform(0.0, self.dearer))
-        grown = tokens * TOKEN_BYTES
-        self._check(self.active_bytes(engine) + grown + transient, f"a chunk of {tokens} at {depth}")
-        return transient
+    def chunks(self, engine: FakeEngine, chunks: tuple[Chunk, ...]) -> list[int]:
+        """Chunks run in one forward; returns the transient of each, which is all of it where there is one."""
+        tokens, depth = sum(len(chunk.tokens) for chunk in chunks), max(chunk.start for chunk in chunks)
+        transient = int(transient_bytes(self.layout, tokens, depth) * self.random.uniform(0.0, self.dearer))
+        used = self.active_bytes(engine) + transient
+        self.rooms = {row: room for row, room in self.rooms.items() if row in engine.staged}
+        for chunk in chunks:
+            kv = engine.staged.get(chunk.row, ())
+            held = max(round_up(len(kv), GRAIN), self.rooms.get(chunk.row, 0))
+            room = max(held, round_up(len(chunk.tokens), GRAIN) if not chunk.start else room_for(chunk.target))
+            self.rooms[chunk.row] = room
+            used += (room - held) * TOKEN_BYTES
+        self._check(used, f"chunks of {tokens} tokens at {depth}")
+        return [transient if len(chunks) == 1 else 0] * len(chunks)
 
     def _homes(self, engine: FakeEngine) -> dict[int, list[int]]:
         homes: dict[int, list[int]] = {}
@@ -112,7 +121,9 @@ class Device:
         capacity, cursor = buffers.capacity, max(buffers.cursor, longest)
         if cursor + tokens > capacity:
             cursor = longest
-            capacity = -(-(longest + tokens + GRAIN // 2) // GRAIN) * GRAIN
+            capacity = room_for(longest)
+        elif slots > buffers.slots:
+            cursor, capacity = longest, room_for(longest)
         if (slots, capacity) != (buffers.slots, buffers.capacity):
             self._check(self.active_bytes(engine) + slots * capacity * TOKEN_BYTES, "larger buffers")
         buffers.slots, buffers.capacity, buffers.cursor = slots, capacity, cursor

@@ -120,6 +120,7 @@ async def a_day(stage: Stage) -> None:
         if index == 6:
             cast.admission.ref.tell(admission.PauseAdmission("a test"))
             cast.admission.ref.tell(admission.SetMemoryLine(1 << 40))
+            cast.prefill.ref.tell(prefill.SetChunkLine(1 << 40))
             cast.admission.ref.tell(admission.PauseAdmission(None))
             cast.cache_store.ref.tell(cache_store.Reclaim(200))
             cast.cache_store.ref.tell(cache_store.SetBudget(384))

@@ -15,6 +15,7 @@ from mlx_troupe.runtime.messages.cache_store import Reclaim
 from mlx_troupe.runtime.messages.decode import Preempt
 from mlx_troupe.runtime.messages.executor import SampleMemory, SetMemoryLimit
 from mlx_troupe.runtime.messages.memory_enforcer import MemorySample, Tick
+from mlx_troupe.runtime.messages.prefill import SetChunkLine
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB
@@ -78,7 +79,7 @@ class Watch:
             footprint=lambda: 0,
             machine=lambda: Machine(total_bytes=0, available_bytes=self.available_bytes),
         )
-        for name in ("admission", "cache_store", "decode", "executor"):
+        for name in ("admission", "cache_store", "decode", "executor", "prefill"):
             setattr(self.actor, name, Listener())
 
     def heard(self, name: str) -> list[Any]:
@@ -157,6 +158,7 @@ def test_a_line_that_moves_is_passed_on_and_never_preempts(watch: Watch) -> None
     watch.clock.advance(SAMPLE_INTERVAL_S)
     watch.actor.handle(Tick())
     assert watch.heard("admission") == [SetMemoryLine(450 * MIB)]
+    assert watch.heard("prefill") == [SetChunkLine(450 * MIB - watch.actor.base_bytes)]
     watch.actor.handle(sample(600))
     watch.actor.handle(sample(600))
     (pause,) = watch.heard("admission")

@@ -157,3 +157,21 @@ def first_chunk(room_bytes: int) -> ChunkMemory:
     memory = ChunkMemory(LAYOUT)
     memory.room_bytes = room_bytes
     return memory
+
+
+def test_a_join_needs_the_larger_buffers_and_room_to_copy_them_once() -> None:
+    running, joining = rows(100, 100), rows(40)
+    larger = 3 * 256 * 100
+    used = 2 * 256 * 100
+    needed = used + 2 * larger - used
+    assert not MemoryGuard(ledger(0), needed).turns_away(used, running, joining)
+    assert MemoryGuard(ledger(0), needed - 1).turns_away(used, running, joining)
+    assert not MemoryGuard(ledger(0), 0).turns_away(used, [], joining), "nobody decodes: what is there was planned"
+    assert not MemoryGuard(ledger(0), 0).turns_away(0, running, joining), "nothing is known"
+
+
+def test_a_buffer_may_grow_later_than_one_made_anew_would_be_larger() -> None:
+    """At 130 tokens new buffers have 512 places; those made at 100 have 256, and grow when they are full."""
+    used = batch_bytes(LAYOUT, [130, 130])
+    assert MemoryGuard(ledger(0), used).surplus_rows(used, rows(130, 130)) == 1
+    assert MemoryGuard(ledger(0), used).surplus_rows(used, rows(260, 260)) == 0

@@ -301,3 +301,22 @@ def test_a_row_of_nan_poisons_neither_its_neighbours_nor_its_successor(architect
     bench.flush()
     for row in (0, 2, 3):
         assert bench.tokens[row] == solo(architecture, bench.prompts[row], len(bench.tokens[row])), f"row {row}"
+
+
+def test_chunks_do_not_run_while_more_is_in_use_than_their_plan_allows(new_engine, solo) -> None:
+    bench = Bench(new_engine("llama", "launch"))
+    bench.join(0, prompt_of(23))
+    prompt = prompt_of(40, seed=1)
+    bench.flush()
+    bench.plan(chunks=(Chunk(1, tuple(prompt[:-1]), 0),), chunks_below_bytes=1)
+    result = bench.said[-1]
+    assert result.outcomes[0].crowded
+    assert result.active_bytes > 1
+    assert not bench.engine._staged, "nothing ran"
+    bench.plan(chunks=(Chunk(1, tuple(prompt[:-1]), 0),), chunks_below_bytes=result.active_bytes + (1 << 20))
+    assert not bench.said[-1].outcomes[0].crowded
+    bench.plan(joins=(bench.joining(1, prompt),), discards=(1,))
+    bench.steps(4)
+    bench.flush()
+    for row in (0, 1):
+        assert bench.tokens[row] == solo("llama", bench.prompts[row], len(bench.tokens[row]))

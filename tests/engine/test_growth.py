@@ -76,3 +76,21 @@ def test_one_token_prompts_beside_long_rows(architecture, new_engine, solo) -> N
     bench.plan(joins=(bench.joining(4, prompt_of(1, seed=1)),))
     run(bench, architecture, solo, 18)
     assert bench.tokens[4] == bench.tokens[0][: len(bench.tokens[4])]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_more_slots_do_not_get_the_places_of_a_long_row_that_left(architecture, new_engine, solo) -> None:
+    bench = Bench(new_engine(architecture, classes=(1024,)))
+    bench.join(0, prompt_of(700))
+    bench.join(1, prompt_of(20))
+    bench.leave(0)
+    (group,) = bench.engine._batch._groups.values()
+    assert group.planes[None].capacity > 700
+    before = len(group.rows)
+    for row in range(2, 2 + before):
+        bench.join(row, prompt_of(20 + row))
+    assert len(group.rows) > before
+    assert group.planes[None].capacity == 256
+    bench.rows = [row for row in bench.rows if row]
+    del bench.tokens[0]
+    run(bench, architecture, solo, 12)

@@ -96,7 +96,7 @@ async def test_a_small_limit_holds_for_200_requests(architecture: str, folder_of
 
 async def test_what_can_never_fit_is_refused_before_any_work(folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
-    limit = await limit_for(folder, 6 << 20)
+    limit = await limit_for(folder, 7 << 20)
     async with Runtime(model=str(folder), memory_limit_bytes=limit, prefix_cache_bytes=0) as runtime:
         troupe = runtime._supervisor.troupe
         assert troupe is not None

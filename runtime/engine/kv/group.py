@@ -81,6 +81,7 @@ class RowGroup:
         """Make room for so many more rows of up to `longest` tokens at once, instead of at each join."""
         slots = slots_for(self.count + rows)
         if slots > len(self.rows):
+            self._fit()
             self.select([*range(len(self.rows)), *[None] * (slots - len(self.rows))])
         moves = {window: self._room_for(plane, plane.entries(longest)) for window, plane in self.planes.items()}
         if any(moves.values()):
@@ -259,8 +260,23 @@ class RowGroup:
     def _free_slot(self) -> int:
         if None not in self.rows:
             old = len(self.rows)
+            self._fit()
             self.select([*range(old), *[None] * (slots_for(old + 1) - old)])
         return self.rows.index(None)
+
+    def _fit(self) -> None:
+        """Have the places that these rows need, before there are more slots with as many.
+
+        Not those that only rows which have left needed; and not so few that all slots are copied again soon.
+        """
+        if not self.count:
+            return
+        moves: dict[int | None, Move | None] = {}
+        for window, plane in self.planes.items():
+            move = plane.repack(1, 0, self.lengths)
+            moves[window] = move if move.capacity != plane.capacity else None
+        if any(moves.values()):
+            self._adopt([self._move_only(store, moves) for store in self.stores], moves)
 
     def shrink_if_sparse(self) -> bool:
         """Compact the slots when a smaller batch has been enough for a while. True when slots moved."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from .errors import CLIENT_CLOSED_REQUEST, as_api_error
+from .errors import CLIENT_CLOSED_REQUEST, as_api_error, ended_early
 from .middleware import ERROR_CODE, KEY_NAME, REQUEST_ID, SPAN, STAGE, STATUS
 from .sources import completions_of, events_of
 from .sse import StreamHead
@@ -41,17 +41,25 @@ def new_id(prefix: str) -> str:
 
 @asynccontextmanager
 async def serving(
-    request: web.Request, context: ApiContext, model: str | None, answer_id: str, request_ids: Sequence[str]
+    request: web.Request,
+    context: ApiContext,
+    model: str | None,
+    answer_id: str,
+    request_ids: Sequence[str],
+    timeout_s: float | None,
 ) -> AsyncIterator[Service]:
     """The service of the model that a request names, held while the block runs.
 
     `cancel` knows the work of the block, and the wait for a model that is loaded for it, by the answer's id and the
-    request's. Raises what `ModelDirectory.lease` raises.
+    request's. Raises what `ModelDirectory.lease` raises, and ApiError when that wait takes longer than `timeout_s`.
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(context.at_work((answer_id, request[REQUEST_ID]), request_ids))
         try:
-            service = await stack.enter_async_context(context.models.lease(model or "", request_ids))
+            async with asyncio.timeout(timeout_s):
+                service = await stack.enter_async_context(context.models.lease(model or "", request_ids))
+        except TimeoutError:
+            raise ended_early("timeout") from None
         except asyncio.CancelledError:
             request[STAGE] = "loading"
             raise

@@ -23,7 +23,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     chat = decode(CHAT, await read_body(request, context.settings))
     answer_id = new_id("chatcmpl")
     generation = chat_generation(chat, context.settings, answer_id)
-    async with serving(request, context, chat.model, answer_id, [generation.request_id]) as service:
+    async with serving(
+        request, context, chat.model, answer_id, [generation.request_id], generation.timeout_s
+    ) as service:
         return await respond(
             request,
             context,

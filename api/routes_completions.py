@@ -29,7 +29,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     answer_id = new_id("cmpl")
     generations = completion_generations(completion, context.settings, answer_id)
     ids = [generation.request_id for generation in generations]
-    async with serving(request, context, completion.model, answer_id, ids) as service:
+    async with serving(request, context, completion.model, answer_id, ids, generations[0].timeout_s) as service:
         head = head_of(context, completion, service.model, generations, answer_id)
         if completion.echo:
             head = msgspec.structs.replace(

@@ -39,7 +39,7 @@ async def embeddings(request: web.Request) -> web.Response:
     query = embedding_query(fields, context.settings, answer_id)
     encode = _encoder(fields.encoding_format)
     inputs = [f"{answer_id}-{place}" for place in range(len(query.inputs))]
-    async with serving(request, context, fields.model, answer_id, inputs) as service:
+    async with serving(request, context, fields.model, answer_id, inputs, query.timeout_s) as service:
         model = service.model
         found = await service.embed(query)
     answer = EmbeddingList(

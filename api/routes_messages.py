@@ -29,7 +29,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
     fields: MessagesRequest = decode(MESSAGES, await read_body(request, context.settings))
     answer_id = new_id("msg").replace("-", "_")
     generation = messages_generation(fields, context.settings, answer_id)
-    async with serving(request, context, fields.model, answer_id, [generation.request_id]) as service:
+    async with serving(
+        request, context, fields.model, answer_id, [generation.request_id], generation.timeout_s
+    ) as service:
         head = StreamHead(
             id=answer_id,
             created=int(time.time()),

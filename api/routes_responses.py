@@ -37,7 +37,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
     earlier = _stored(request, fields.previous_response_id).messages if fields.previous_response_id else ()
     answer_id = new_id("resp").replace("-", "_")
     generation = responses_generation(fields, context.settings, answer_id, earlier)
-    async with serving(request, context, fields.model, answer_id, [generation.request_id]) as service:
+    async with serving(
+        request, context, fields.model, answer_id, [generation.request_id], generation.timeout_s
+    ) as service:
         return await _answered(request, fields, generation, service)
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .events import Failed, Finished, PrefillProgress, TextDelta
     from .facade import Runtime
     from .generation import Choice, Completion, Generation, ModelInfo
+    from .pool.pool import ModelPool
+    from .pool.settings import PooledModel, PoolSettings
     from .sampling_params import SamplingParams
 
 _HOMES = {
@@ -21,8 +23,11 @@ _HOMES = {
     "Generation": "generation",
     "InvalidRequest": "errors",
     "ModelInfo": "generation",
+    "ModelPool": "pool.pool",
     "NotReady": "errors",
     "Overloaded": "errors",
+    "PoolSettings": "pool.settings",
+    "PooledModel": "pool.settings",
     "PrefillProgress": "events",
     "Runtime": "facade",
     "RuntimeConfig": "config",
@@ -49,8 +54,11 @@ __all__ = [
     "Generation",
     "InvalidRequest",
     "ModelInfo",
+    "ModelPool",
     "NotReady",
     "Overloaded",
+    "PoolSettings",
+    "PooledModel",
     "PrefillProgress",
     "Runtime",
     "RuntimeConfig",

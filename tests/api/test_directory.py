@@ -196,6 +196,16 @@ async def test_a_wait_for_a_model_ends_when_it_is_cancelled(stream):
         assert not directory.waiting
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+async def test_a_wait_for_a_model_is_part_of_the_requests_time(path):
+    directory = FakeDirectory()
+    directory.gates["two"] = asyncio.Event()
+    async with serving(directory) as client:
+        answer = await client.post(path, dict(ROUTES)[path] | {"model": "two", "timeout": 0.05})
+        assert (answer.status, answer.error["code"]) == (504, "timeout")
+        assert not directory.waiting
+
+
 async def test_a_client_that_leaves_ends_its_wait_for_a_model():
     directory = FakeDirectory()
     directory.gates["two"] = asyncio.Event()

@@ -68,7 +68,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: Count | None = None
     max_tokens_default: Count | None = None
     prefill_chunk_tokens: Count = 2048
-    stall_target_s: Seconds = 0.35
+    stall_target_s: Seconds = 0.25
     fair_share: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.2
     overlap: Literal["auto", "launch", "build", "off"] = "auto"
     page_tokens: Count = 256

@@ -219,14 +219,11 @@ async def test_sigterm_drains_and_the_engine_leaves_signals_to_the_front(model) 
     async with serving(model, "--drain-timeout-s", "0.5") as server:
         engine = await server.engine()
         tasks = await server.streams(3)
-        short = asyncio.create_task(server.stream(max_tokens=60))
-        await asyncio.sleep(0)
         engine.terminate()
         engine.send_signal(signal.SIGINT)
         server.process.terminate()
-        ends = await asyncio.wait_for(asyncio.gather(*tasks, short), PATIENCE_S)
-        assert set(ends[:3]) == {"shutting_down"}
-        assert ends[3] in ("length", "draining", "not_ready")
+        ends = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+        assert set(ends) == {"shutting_down"}
         assert await server.exit_code() == 0
         assert not psutil.pid_exists(engine.pid)
 

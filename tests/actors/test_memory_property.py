@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mlx_troupe.actors.admission_core import STALL_S
 from mlx_troupe.actors.prefill_hold import HELD_S
+from mlx_troupe.runtime.config import RuntimeConfig
 from mlx_troupe.runtime.errors import InvalidRequest, Overloaded
 from tests.actors.device import Device
 from tests.actors.parts import endings, expected
@@ -24,7 +25,7 @@ from tests.actors.troupe import Stage, on_stage
 from tests.fake_engine import Costs
 
 STEP_S = 0.01
-GAP_S = 0.5 + 4 * STEP_S
+GAP_S = RuntimeConfig().stall_target_s + 4 * STEP_S
 """A chunk may last the stall target; a step or two go with it."""
 
 

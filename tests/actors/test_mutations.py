@@ -77,8 +77,8 @@ MUTATIONS = [
     ),
     (
         "decode_chunks.py",
-        "        if decoding and self._decoded_s",
-        "        if False and self._decoded_s",
+        " or (decoding and self._decoded_s",
+        " or (False and self._decoded_s",
         "test_decode_chunks.py::test_a_chunk_waits_until_running_rows_had_their_time",
     ),
     (
@@ -107,8 +107,8 @@ MUTATIONS = [
     ),
     (
         "prefill_policy.py",
-        "cost.tokens_within(policy.stall_target_s, prompt.computed))",
-        "cost.tokens_within(1.5 * policy.stall_target_s, prompt.computed))",
+        "cost.tokens_within(left_s, prompt.computed))",
+        "cost.tokens_within(1.5 * left_s, prompt.computed))",
         "test_memory_property.py",
     ),
     (

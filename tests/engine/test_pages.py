@@ -159,7 +159,8 @@ def test_memory_returns_when_pages_are_dropped(architecture, new_engine) -> None
     layer_bytes = [sum(array.nbytes for array in pair) for pair in bench.engine.shelf._pages[1].kv]
     held = settled_memory() - base
     slack = 2 * len(layer_bytes) * 4096 + 8192  # buffers are whole pages of memory
-    assert 3 * sum(layer_bytes) <= held <= 3 * sum(layer_bytes) + 3 * slack
+    few = 4096  # a model may keep small arrays of its last forward (see `models.light_cpu`)
+    assert 3 * sum(layer_bytes) - few <= held <= 3 * sum(layer_bytes) + 3 * slack
     bench.engine.drop((1, 2, 3))
     assert settled_memory() - base <= 8192
 
